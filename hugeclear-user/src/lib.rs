@@ -1,0 +1,1 @@
+//! hugeclear-trace as a library.

@@ -1,0 +1,1 @@
+//! Kernel-matrix tests: real kernels in QEMU.
