@@ -1,0 +1,10 @@
+//! What the programs do.
+
+pub(crate) mod aggregate;
+pub(crate) mod call;
+pub(crate) mod clear;
+pub(crate) mod fault;
+pub(crate) mod preempt;
+pub(crate) mod select;
+pub(crate) mod start;
+pub(crate) mod state;

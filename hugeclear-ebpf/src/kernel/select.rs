@@ -1,0 +1,90 @@
+//! Which calls are ours to record.
+
+use aya_ebpf::helpers::{bpf_get_current_comm, bpf_get_current_pid_tgid};
+use hugeclear_ebpf::config::{Pair, SizeFrom};
+
+use super::{call::Call, state::config};
+
+/// Whether the current task is to be traced.
+pub(crate) enum Task {
+    /// Yes; with its thread id.
+    Selected(u32),
+    /// It is the tracer.
+    Own,
+    /// A filter leaves it out.
+    Other,
+}
+
+/// Decides by the current task. The same at the entry and at the exit of a call.
+#[inline(always)]
+pub(crate) fn current_task() -> Task {
+    let id = bpf_get_current_pid_tgid();
+    let tgid = (id >> 32) as u32;
+    if tgid == config!(own_tgid) {
+        return Task::Own;
+    }
+    let wanted = config!(tgid);
+    if wanted != 0 && wanted != tgid {
+        return Task::Other;
+    }
+    let comm = config!(comm[0]);
+    if comm != 0 {
+        let Ok(name) = bpf_get_current_comm() else {
+            return Task::Other;
+        };
+        // SAFETY: 16 bytes are two words; no alignment is assumed.
+        let name: [u64; 2] = unsafe { core::ptr::read_unaligned((&raw const name).cast()) };
+        if name[0] != comm || name[1] != config!(comm[1]) {
+            return Task::Other;
+        }
+    }
+    Task::Selected(id as u32)
+}
+
+/// The order of the page that the call clears; `None` if the call clears nothing, or a page of a
+/// size that is not selected.
+#[inline(always)]
+pub(crate) fn selected_order(call: &impl Call, pair: Pair) -> Option<u32> {
+    let only_function = config!(clears[pair as usize].only_function);
+    let size_from = config!(clears[pair as usize].size_from);
+    if only_function != 0 && call.argument::<3>() != only_function {
+        return None;
+    }
+    let order = if size_from == SizeFrom::FolioOrder as u32 {
+        u32::from(call.byte_of_argument1(config!(folio_order_offset) as usize))
+    } else if size_from == SizeFrom::PagesArg2 as u32 {
+        order_of_pages(call.argument::<2>() as u32)
+    } else if size_from == SizeFrom::PagesArg3 as u32 {
+        order_of_pages(call.argument::<3>() as u32)
+    } else if size_from == SizeFrom::OrderArg2 as u32 {
+        call.argument::<2>() as u32
+    } else {
+        config!(pmd_order)
+    };
+    (config!(min_order) <= order && order <= config!(max_order)).then_some(order)
+}
+
+/// log2 of a number of base pages. A folio has a power of two of them; if ever it had not, the size
+/// would be rounded down.
+#[inline(always)]
+fn order_of_pages(pages: u32) -> u32 {
+    let mut rest = pages;
+    let mut order = 0;
+    if rest >= 1 << 16 {
+        rest >>= 16;
+        order += 16;
+    }
+    if rest >= 1 << 8 {
+        rest >>= 8;
+        order += 8;
+    }
+    if rest >= 1 << 4 {
+        rest >>= 4;
+        order += 4;
+    }
+    if rest >= 1 << 2 {
+        rest >>= 2;
+        order += 2;
+    }
+    order + (rest >> 1)
+}

@@ -1,0 +1,77 @@
+//! Configuration and maps.
+
+use aya_ebpf::{
+    macros::map,
+    maps::{Array, HashMap},
+};
+use hugeclear_ebpf::{
+    config::Config,
+    key::{BlockTable, KEYS, OTHER},
+    maps::{Block, Slot, Start},
+};
+
+/// Lets user space map an array into its memory (linux/bpf.h, since 5.5).
+const BPF_F_MMAPABLE: u32 = 1 << 10;
+
+/// Set before the load by the symbol's name; constant for the verifier.
+#[unsafe(no_mangle)]
+pub(crate) static CONFIG: Config = Config {
+    preempt_mode_address: 0,
+    comm: [0; 2],
+    clears: [hugeclear_ebpf::config::ClearConfig {
+        site: 0,
+        size_from: 0,
+        only_function: 0,
+    }; 3],
+    own_tgid: 0,
+    tgid: 0,
+    min_order: 0,
+    max_order: 0,
+    cpus: 0,
+    blocks: 0,
+    model_from: 0,
+    model: 0,
+    folio_order_offset: 0,
+    pmd_order: 0,
+    allocator_before_clear: 0,
+    allocator_in_fault: 0,
+};
+
+/// The block of each key; set before the load like [`CONFIG`].
+#[unsafe(no_mangle)]
+static BLOCK_OF: BlockTable = [OTHER; KEYS];
+
+/// A field of the configuration. A volatile read, or the compiler would take the zeros above as the
+/// values; of the field alone, or it would copy the whole to the stack.
+macro_rules! config {
+    ($($field:tt)+) => {
+        // SAFETY: a field of a static that nothing writes.
+        unsafe { core::ptr::read_volatile(&raw const $crate::kernel::state::CONFIG.$($field)+) }
+    };
+}
+pub(crate) use config;
+
+/// The block of `key`, a result of [`hugeclear_ebpf::key::pack`].
+#[inline(always)]
+pub(crate) fn block_of(key: u32) -> u32 {
+    // The compiler must not know the range of the key, or it drops the mask that the verifier needs.
+    let index = core::hint::black_box(key) as usize & (KEYS - 1);
+    // SAFETY: the mask keeps the index in bounds.
+    u32::from(unsafe { core::ptr::read_volatile((&raw const BLOCK_OF).cast::<u8>().add(index)) })
+}
+
+/// Row `cpu`, column [`hugeclear_ebpf::config::Pair`]. Resized at load.
+#[map]
+pub(crate) static SLOTS: Array<Slot> = Array::with_max_entries(1, BPF_F_MMAPABLE);
+
+/// Row `cpu`, column number of the block. Resized at load.
+#[map]
+pub(crate) static BLOCKS: Array<Block> = Array::with_max_entries(1, BPF_F_MMAPABLE);
+
+/// Starts that found their CPU's slot taken, by pair (high half) and thread (low half).
+#[map]
+pub(crate) static STARTS: HashMap<u64, Start> = HashMap::with_max_entries(16 * 1024, 0);
+
+/// The preemption model in force, as a [`hugeclear_ebpf::preempt::PreemptModel`].
+#[map]
+pub(crate) static PREEMPT_MODEL: Array<u32> = Array::with_max_entries(1, 0);

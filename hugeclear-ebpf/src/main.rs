@@ -1,0 +1,112 @@
+//! The eBPF programs: entry points only, one line each into a body in `kernel`.
+//!
+//! Every [`Pair`] has four programs: fentry and fexit, and for kernels that refuse those kprobe and
+//! kretprobe. User space chooses the function when it loads or attaches a program; a program that
+//! is not loaded is never verified. One program per pair and way, because neither a kprobe nor an
+//! fentry on 5.10 can tell which function it fired on.
+#![no_std]
+#![no_main]
+
+mod kernel;
+
+use aya_ebpf::{
+    macros::{fentry, fexit, kprobe, kretprobe},
+    programs::{FEntryContext, FExitContext, ProbeContext, RetProbeContext},
+};
+use hugeclear_ebpf::config::Pair;
+
+use crate::kernel::{clear, fault, preempt};
+
+macro_rules! programs {
+    ($body:ident, $pair:expr, $fentry:ident, $fexit:ident, $kprobe:ident, $kretprobe:ident) => {
+        #[fentry]
+        fn $fentry(ctx: FEntryContext) -> i32 {
+            $body::enter(&ctx, $pair);
+            0
+        }
+
+        #[fexit]
+        fn $fexit(ctx: FExitContext) -> i32 {
+            $body::exit(&ctx, $pair);
+            0
+        }
+
+        #[kprobe]
+        fn $kprobe(ctx: ProbeContext) -> u32 {
+            $body::enter(&ctx, $pair);
+            0
+        }
+
+        #[kretprobe]
+        fn $kretprobe(ctx: RetProbeContext) -> u32 {
+            $body::exit(&ctx, $pair);
+            0
+        }
+    };
+}
+
+programs!(
+    clear,
+    Pair::Clear,
+    clear_fentry,
+    clear_fexit,
+    clear_kprobe,
+    clear_kretprobe
+);
+programs!(
+    clear,
+    Pair::ClearGigantic,
+    gigantic_fentry,
+    gigantic_fexit,
+    gigantic_kprobe,
+    gigantic_kretprobe
+);
+programs!(
+    clear,
+    Pair::Allocator,
+    allocator_fentry,
+    allocator_fexit,
+    allocator_kprobe,
+    allocator_kretprobe
+);
+programs!(
+    fault,
+    Pair::ThpFault,
+    thp_fentry,
+    thp_fexit,
+    thp_kprobe,
+    thp_kretprobe
+);
+programs!(
+    fault,
+    Pair::AnonFault,
+    anon_fentry,
+    anon_fexit,
+    anon_kprobe,
+    anon_kretprobe
+);
+
+/// Exit of `sched_dynamic_update`: someone switched the preemption model.
+#[fexit]
+fn preempt_fexit(ctx: FExitContext) -> i32 {
+    preempt::switched(&ctx);
+    0
+}
+
+/// As [`preempt_fexit`].
+#[kretprobe]
+fn preempt_kretprobe(ctx: RetProbeContext) -> u32 {
+    preempt::switched(&ctx);
+    0
+}
+
+/// Never reached: the build refuses an object in which anything can panic.
+#[panic_handler]
+fn panic(_info: &core::panic::PanicInfo<'_>) -> ! {
+    loop {}
+}
+
+/// The helpers that read kernel memory are for GPL-compatible programs only.
+#[unsafe(link_section = "license")]
+#[unsafe(no_mangle)]
+static LICENSE: [u8; 13] = *b"Dual MIT/GPL\0";
