@@ -1,1 +1,3 @@
 //! hugeclear-trace as a library.
+
+pub mod facts;
