@@ -58,6 +58,12 @@ pub struct Start {
     pub cpu: u32,
 }
 
+const _: () = assert!(size_of::<Start>() == 24);
+
+#[cfg(feature = "user")]
+// SAFETY: `repr(C)`, only integers, no padding (the size is asserted above), any bytes are valid.
+unsafe impl aya::Pod for Start {}
+
 /// The clears of one key that ended on one CPU: cumulative, never reset.
 ///
 /// The kernel updates it while user space reads, so a copy may be one clear ahead in one field and

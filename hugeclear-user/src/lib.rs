@@ -1,3 +1,8 @@
-//! hugeclear-trace as a library.
+//! hugeclear-trace as a library: each module is a stage of the data flow, with plain data between.
+//!
+//! facts -> probes -> window -> report. A module may use what stands left of it, never right.
 
 pub mod facts;
+pub mod notes;
+pub mod probes;
+pub mod window;

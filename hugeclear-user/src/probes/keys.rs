@@ -1,0 +1,123 @@
+//! Which keys get a block of their own, within the memory limit. Pure.
+
+use hugeclear_ebpf::{
+    config::Pair,
+    key::{self, BlockTable, KEYS, MAX_ORDER, OTHER, Site},
+    maps::{Block, Slot},
+};
+
+use super::select::{self, Allocator, ProbeSet};
+use crate::facts::{Facts, PreemptModel};
+
+/// Memory that all maps together may take, in bytes, whatever the number of CPUs.
+pub const MEMORY_LIMIT_BYTES: u64 = 64 << 20;
+
+/// What the maps other than slots and blocks take, in bytes, rounded up: 16,384 starts of 32 bytes
+/// with the hash table's own 64 bytes each, the log's 128 KiB, and small change.
+const FIXED_BYTES: u64 = 2 << 20;
+
+/// What a block holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Key {
+    /// Where the clear was made.
+    pub site: Site,
+    /// log2 of the page's base pages.
+    pub order: u32,
+    /// Preemption model in force when it began.
+    pub model: PreemptModel,
+}
+
+/// The blocks of every CPU.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Layout {
+    /// Possible CPUs.
+    pub cpus: u32,
+    /// Key of each block after [`OTHER`].
+    pub keys: Vec<Key>,
+    /// How many keys that can occur found no room.
+    pub without_block: usize,
+}
+
+impl Layout {
+    /// Assigns blocks to the keys that can occur on this machine with this probe set, most likely
+    /// first: the page sizes in use under the model in force, then under the models it can be
+    /// switched to, then sizes that are not switched on.
+    #[must_use]
+    pub fn new(facts: &Facts, probes: &ProbeSet) -> Self {
+        let cpus = facts.cpu.possible.unwrap_or(1).max(1);
+        let mut models = vec![facts.preempt.model];
+        models.extend(facts.preempt.modes.iter().map(|mode| mode.model));
+        let orders = |sizes: Vec<u64>| -> Vec<u32> {
+            sizes.into_iter().filter_map(|bytes| order(bytes, facts.page_size_bytes)).collect()
+        };
+        let thp: Vec<u64> = facts.thp.iter().filter_map(|thp| thp.pmd_size_bytes).collect();
+        let hugetlb: Vec<u64> = facts.hugetlb.iter().map(|pool| pool.page_size_bytes).collect();
+        let in_use = [thp.clone(), select::keys_of_enabled_mthp(facts).collect()].concat();
+        let offered = facts.thp.iter().flat_map(|thp| thp.offered_bytes()).collect();
+        let tiers = [
+            (orders([in_use.clone(), hugetlb].concat()), orders(in_use)),
+            (orders(offered), Vec::new()),
+        ];
+
+        let mut keys: Vec<Key> = Vec::new();
+        for (clear_orders, allocator_orders) in tiers {
+            for &model in &models {
+                let sites = probes.clears.iter().filter_map(|probe| probe.clear);
+                let clears = sites.flat_map(|clear| {
+                    clear_orders.iter().map(move |&order| Key { site: clear.site, order, model })
+                });
+                let allocator = allocator_orders
+                    .iter()
+                    .filter(|_| probes.allocator != Allocator::Untraced)
+                    .map(|&order| Key { site: Site::Allocator, order, model });
+                for key in clears.chain(allocator) {
+                    if !keys.contains(&key) {
+                        keys.push(key);
+                    }
+                }
+            }
+        }
+
+        let room = ((MEMORY_LIMIT_BYTES - FIXED_BYTES) / u64::from(cpus))
+            .saturating_sub(u64::from(Pair::COUNT) * size_of::<Slot>() as u64)
+            / size_of::<Block>() as u64;
+        let most = usize::try_from(room).unwrap_or(usize::MAX).clamp(2, usize::from(u8::MAX)) - 1;
+        let without_block = keys.len().saturating_sub(most);
+        keys.truncate(most);
+        Self { cpus, keys, without_block }
+    }
+
+    /// Blocks of each CPU, [`OTHER`] included.
+    #[must_use]
+    pub fn blocks(&self) -> u32 {
+        u32::try_from(self.keys.len() + 1).expect("at most 255 keys")
+    }
+
+    /// Memory of all maps, in bytes.
+    #[must_use]
+    pub fn memory_bytes(&self) -> u64 {
+        let of_cpu = u64::from(self.blocks()) * size_of::<Block>() as u64
+            + u64::from(Pair::COUNT) * size_of::<Slot>() as u64;
+        FIXED_BYTES + u64::from(self.cpus) * of_cpu
+    }
+
+    /// The table that the kernel side looks blocks up in.
+    #[must_use]
+    pub fn table(&self) -> BlockTable {
+        let mut table = [OTHER; KEYS];
+        for (key, block) in self.keys.iter().zip(1..) {
+            let packed = key::pack(key.site as u32, key.order, key.model as u32);
+            table[packed as usize] = block;
+        }
+        table
+    }
+}
+
+/// log2 of the base pages in a page of `bytes`; `None` if that is not a power of two of them.
+#[must_use]
+pub fn order(bytes: u64, base_page_bytes: u64) -> Option<u32> {
+    let pages = bytes.checked_div(base_page_bytes)?;
+    (pages.is_power_of_two() && pages * base_page_bytes == bytes)
+        .then(|| pages.ilog2())
+        .filter(|order| *order <= MAX_ORDER)
+}

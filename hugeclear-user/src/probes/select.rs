@@ -1,0 +1,428 @@
+//! Chooses the probe set from the facts. Pure: whether the kernel accepts a probe is seen when it is
+//! attached.
+
+use std::fmt;
+
+use clap::ValueEnum;
+use hugeclear_ebpf::{
+    config::{Pair, SizeFrom},
+    key::Site,
+};
+use serde::Serialize;
+
+use super::catalog::{self, Function};
+use crate::{facts::Facts, notes::Note};
+
+/// A way to attach the programs of a pair.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum Method {
+    /// BPF trampoline: the cheapest, since 5.5, needs BTF.
+    Fentry,
+    /// kprobe and kretprobe.
+    Kprobe,
+}
+
+impl fmt::Display for Method {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Fentry => "fentry",
+            Self::Kprobe => "kprobe",
+        })
+    }
+}
+
+/// How clears in the page allocator are looked for, where the kernel makes them there.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum AllocatorMode {
+    /// By the narrowest probe that costs ordinary allocations nothing.
+    #[default]
+    Auto,
+    /// By the probe nearest to the clearing, though it also fires on ordinary allocations.
+    Exact,
+    /// Not at all.
+    Off,
+}
+
+/// What the user asked of the probes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Wanted {
+    /// The only method to use.
+    pub method: Option<Method>,
+    /// How to trace the allocator.
+    pub allocator: AllocatorMode,
+}
+
+/// A function to attach to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Probe {
+    /// Full name of the symbol.
+    pub function: String,
+    /// Programs to attach.
+    pub pair: Pair,
+    /// What it clears; `None` for a function around clears.
+    pub clear: Option<Clear>,
+    /// Methods to try, best first. Never empty.
+    pub methods: Vec<Method>,
+}
+
+/// The clearing that a probe records.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Clear {
+    /// Site under which clears are recorded.
+    pub site: Site,
+    /// Where the page size is found.
+    pub size_from: SizeFrom,
+    /// Address that the third argument must have.
+    pub only_function: Option<u64>,
+    /// Whether the duration includes more than the clear.
+    pub derived: bool,
+}
+
+/// How clears in the allocator are traced.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Allocator {
+    /// Not at all: the kernel does not clear there, or it was not asked for, or it cannot be.
+    Untraced,
+    /// By a probe of its own.
+    Probe {
+        /// The probe.
+        probe: Probe,
+        /// Whether only calls inside an open fault count.
+        in_fault: bool,
+    },
+    /// As the time from the entry of the fault to the entry of the clear function: the kernel
+    /// zeroes twice.
+    BeforeClear,
+}
+
+/// A method, or a function, that cannot be used, and why.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Refusal {
+    /// The function.
+    pub function: String,
+    /// The method; `None`: none at all.
+    pub method: Option<Method>,
+    /// Why.
+    pub reason: String,
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.method {
+            Some(method) => write!(f, "{} by {method}: {}", self.function, self.reason),
+            None => write!(f, "{}: {}", self.function, self.reason),
+        }
+    }
+}
+
+/// What to attach on this kernel.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ProbeSet {
+    /// Probes on the clear functions.
+    pub clears: Vec<Probe>,
+    /// How the allocator's clears are traced.
+    pub allocator: Allocator,
+    /// Probes on the faults around clears.
+    pub faults: Vec<Probe>,
+    /// Probe on the switch of the preemption model.
+    pub preempt_switch: Option<Probe>,
+    /// What cannot be used, and why.
+    pub refusals: Vec<Refusal>,
+    /// What the user should know of this choice.
+    pub notes: Vec<Note>,
+}
+
+/// Chooses the probe set.
+#[must_use]
+pub fn select(facts: &Facts, wanted: &Wanted) -> ProbeSet {
+    let mut refusals = Vec::new();
+    let mut notes = Vec::new();
+
+    let mut clears: Vec<Probe> =
+        first_of(facts, wanted, catalog::OUTER_CLEARS, &mut refusals).into_iter().collect();
+    if clears.is_empty() {
+        clears = catalog::INNER_CLEARS
+            .iter()
+            .filter_map(|function| probe_of(facts, wanted, function, &mut refusals))
+            .collect();
+    }
+
+    let mut faults = Vec::new();
+    let allocator = allocator(facts, wanted, &mut refusals, &mut notes);
+    let needs_faults = match &allocator {
+        Allocator::Untraced => false,
+        Allocator::Probe { in_fault, .. } => *in_fault,
+        Allocator::BeforeClear => true,
+    };
+    if needs_faults {
+        let anonymous = mthp_is_enabled(facts).then_some(catalog::ANON_FAULT);
+        if anonymous.is_some() {
+            notes.push(Note::new(
+                "every_fault",
+                "an mTHP size is enabled and the allocator zeroes: the probe on do_anonymous_page \
+                 costs every anonymous page fault a few hundred instructions; --allocator off avoids it",
+            ));
+        }
+        for fault in [catalog::THP_FAULT].into_iter().chain(anonymous) {
+            match methods(facts, wanted, fault.name, 1) {
+                Ok((function, methods)) => {
+                    faults.push(Probe { function, pair: fault.pair, clear: None, methods });
+                }
+                Err(refusal) => refusals.push(refusal),
+            }
+        }
+    }
+
+    // Under RT the model is `rt` whatever the mode is.
+    let preempt_switch = (facts.preempt.modes.iter())
+        .any(|mode| mode.model != facts.preempt.model)
+        .then(|| methods(facts, wanted, catalog::PREEMPT_SWITCH, 1))
+        .and_then(|result| match result {
+            Ok((function, methods)) => {
+                Some(Probe { function, pair: Pair::Clear, clear: None, methods })
+            }
+            Err(refusal) => {
+                refusals.push(refusal);
+                None
+            }
+        });
+
+    ProbeSet { clears, allocator, faults, preempt_switch, refusals, notes }
+}
+
+fn allocator(
+    facts: &Facts,
+    wanted: &Wanted,
+    refusals: &mut Vec<Refusal>,
+    notes: &mut Vec<Note>,
+) -> Allocator {
+    if facts.thp.is_none() || facts.init_on_alloc.on == Some(false) {
+        return Allocator::Untraced;
+    }
+    if facts.init_on_alloc.on.is_none() {
+        notes.push(Note::new(
+            "init_on_alloc_unknown",
+            "it cannot be told whether the page allocator zeroes pages (init_on_alloc); clears \
+             there are not traced. Root can read it from /proc/kcore",
+        ));
+        return Allocator::Untraced;
+    }
+    if wanted.allocator == AllocatorMode::Off {
+        notes.push(Note::new(
+            "allocator_off",
+            "init_on_alloc is on and --allocator off was given: what the page allocator clears is \
+             not shown",
+        ));
+        return Allocator::Untraced;
+    }
+
+    let zeroes_once = facts.symbols.has(catalog::ALLOCATION_OF_THP.name);
+    let any_order = || catalog::ALLOCATOR_CLEARS.iter().chain(catalog::ALLOCATIONS_OF_ANY_ORDER);
+    let chosen = match wanted.allocator {
+        AllocatorMode::Exact => first_of(facts, wanted, any_order(), refusals),
+        AllocatorMode::Auto | AllocatorMode::Off if !zeroes_once => {
+            notes.push(Note::new(
+                "zeroed_twice",
+                "init_on_alloc is on and this kernel zeroes an anonymous huge page twice: in the \
+                 page allocator and again in the clear function. Both are shown; the allocator's \
+                 duration is derived: from the entry of the fault to the entry of the clear \
+                 function, allocation included",
+            ));
+            return Allocator::BeforeClear;
+        }
+        AllocatorMode::Auto | AllocatorMode::Off if mthp_is_enabled(facts) => {
+            first_of(facts, wanted, catalog::ALLOCATIONS_OF_ANY_ORDER, refusals)
+        }
+        AllocatorMode::Auto | AllocatorMode::Off => {
+            probe_of(facts, wanted, &catalog::ALLOCATION_OF_THP, refusals)
+        }
+    };
+    let Some(probe) = chosen else {
+        notes.push(Note::new(
+            "allocator_untraced",
+            "init_on_alloc is on, but no function that shows the page allocator's clearing can be \
+             traced on this kernel; hugeclear-trace doctor says why",
+        ));
+        return Allocator::Untraced;
+    };
+    let row = any_order().find(|row| probe.function == row.name);
+    if row.is_some_and(|row| row.every_allocation) {
+        notes.push(Note::new(
+            "every_allocation",
+            format!(
+                "the probe on {} also fires on ordinary page allocations and costs each a few \
+                 hundred instructions",
+                probe.function
+            ),
+        ));
+    }
+    if probe.clear.is_some_and(|clear| clear.derived) {
+        notes.push(Note::new(
+            "allocator_derived",
+            format!(
+                "init_on_alloc is on: the page allocator zeroes anonymous huge pages. Its duration \
+                 is derived: that of {}, allocation included",
+                probe.function
+            ),
+        ));
+    }
+    Allocator::Probe { probe, in_fault: row.is_some() }
+}
+
+/// Whether any anonymous page size between a base page and a PMD is switched on.
+fn mthp_is_enabled(facts: &Facts) -> bool {
+    keys_of_enabled_mthp(facts).next().is_some()
+}
+
+/// The enabled mTHP sizes, in bytes.
+pub(super) fn keys_of_enabled_mthp(facts: &Facts) -> impl Iterator<Item = u64> {
+    facts.thp.iter().flat_map(|thp| {
+        thp.offered_bytes().into_iter().filter(|bytes| {
+            Some(*bytes) != thp.pmd_size_bytes
+                && !matches!(thp.anonymous(*bytes), None | Some(crate::facts::ThpEnabled::Never))
+        })
+    })
+}
+
+fn first_of<'a>(
+    facts: &Facts,
+    wanted: &Wanted,
+    functions: impl IntoIterator<Item = &'a Function>,
+    refusals: &mut Vec<Refusal>,
+) -> Option<Probe> {
+    functions.into_iter().find_map(|function| probe_of(facts, wanted, function, refusals))
+}
+
+/// The probe on a function of the catalog, or `None` and one more refusal.
+fn probe_of(
+    facts: &Facts,
+    wanted: &Wanted,
+    function: &Function,
+    refusals: &mut Vec<Refusal>,
+) -> Option<Probe> {
+    match try_probe_of(facts, wanted, function) {
+        Ok(probe) => Some(probe),
+        Err(refusal) => {
+            refusals.push(refusal);
+            None
+        }
+    }
+}
+
+fn try_probe_of(facts: &Facts, wanted: &Wanted, row: &Function) -> Result<Probe, Refusal> {
+    let parameters = match row.size_from {
+        SizeFrom::FolioOrder | SizeFrom::Pmd => 1,
+        SizeFrom::PagesArg2 | SizeFrom::OrderArg2 => 2,
+        SizeFrom::PagesArg3 => 3,
+    };
+    let (function, methods) = methods(facts, wanted, row.name, parameters)?;
+    if row.size_from == SizeFrom::FolioOrder && facts.btf.offsets.folio_flags_1.is_none() {
+        return Err(refuse(
+            row.name,
+            "the order of a folio cannot be located (struct folio has no _flags_1 in BTF, or BTF \
+             cannot be read)",
+        ));
+    }
+    let only_function = match row.only_function {
+        None => None,
+        Some(argument) => Some(facts.symbols.address(argument).ok_or_else(|| {
+            refuse(
+                row.name,
+                format!("it clears and copies, and {argument}, which tells which, has no known address"),
+            )
+        })?),
+    };
+    Ok(Probe {
+        function,
+        pair: row.pair,
+        clear: Some(Clear {
+            site: row.site,
+            size_from: row.size_from,
+            only_function,
+            derived: row.derived,
+        }),
+        methods,
+    })
+}
+
+/// The full name of the one symbol of `name`, and the methods worth trying on it.
+///
+/// Nothing is attached by guess: of several symbols of one name none is taken, and a variant that
+/// the compiler made (`.isra.0`, `.constprop.0`) only if BTF describes the function, which pahole
+/// allows only where the arguments are where the prototype has them.
+fn methods(
+    facts: &Facts,
+    wanted: &Wanted,
+    name: &str,
+    parameters: u32,
+) -> Result<(String, Vec<Method>), Refusal> {
+    let symbols = &facts.symbols;
+    let btf = facts.btf.function(name);
+    let variants: Vec<&str> = symbols.variants(name).map(|symbol| &*symbol.name).collect();
+    let function = match variants[..] {
+        [] if symbols.read => {
+            return Err(refuse(name, "not in this kernel (of another version, or inlined)"));
+        }
+        [] => name,
+        [only] if only == name || btf.is_some() => only,
+        [only] => {
+            return Err(refuse(
+                name,
+                format!("only {only} exists, and nothing says that its arguments are unchanged"),
+            ));
+        }
+        [..] => {
+            return Err(refuse(
+                name,
+                format!("{} symbols have this name; none is attached by guess", variants.len()),
+            ));
+        }
+    };
+    if btf.is_some_and(|btf| btf.parameters < parameters) {
+        return Err(refuse(name, "its prototype is not the one we know"));
+    }
+    if symbols.traceable(function) == Some(false) {
+        return Err(refuse(name, "not traceable (notrace)"));
+    }
+
+    let mut methods = Vec::new();
+    let mut reasons = Vec::new();
+    let mut consider = |method, obstacle: Option<&'static str>| {
+        if wanted.method.is_some_and(|only| only != method) {
+            return;
+        }
+        match obstacle {
+            None => methods.push(method),
+            Some(obstacle) => reasons.push(format!("{method}: {obstacle}")),
+        }
+    };
+    consider(
+        Method::Fentry,
+        if !facts.btf.present {
+            Some("the kernel has no BTF (CONFIG_DEBUG_INFO_BTF)")
+        } else if btf.is_none() || function != name {
+            Some("BTF does not describe it")
+        } else {
+            None
+        },
+    );
+    consider(
+        Method::Kprobe,
+        if facts.kprobes == Some(false) {
+            Some("the kernel has no kprobes (CONFIG_KPROBE_EVENTS)")
+        } else if symbols.blacklisted(function) == Some(true) {
+            Some("on the kprobe blacklist")
+        } else {
+            None
+        },
+    );
+    if methods.is_empty() {
+        return Err(refuse(name, reasons.join("; ")));
+    }
+    Ok((function.to_owned(), methods))
+}
+
+fn refuse(function: &str, reason: impl Into<String>) -> Refusal {
+    Refusal { function: function.to_owned(), method: None, reason: reason.into() }
+}

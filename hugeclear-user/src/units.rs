@@ -1,0 +1,83 @@
+//! Sizes in bytes as people write them: powers of 1024, `2M`, `64K`, `1G`, `16KiB`.
+
+use parse_size::Config;
+
+/// Why a text is no size.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("`{text}` is no size: {why}; write bytes, or a number with K, M, G or T, as in `2M`")]
+pub struct ParseBytesError {
+    text: String,
+    why: parse_size::Error,
+}
+
+/// Bytes of a text such as `4096`, `64K`, `2M`, `16KiB` or `1.5G`; suffixes are powers of 1024, with
+/// or without `B` or `iB`, in either case. Fits clap's `value_parser`.
+///
+/// # Errors
+/// The text is no number, has an unknown suffix or exceeds 64 bits.
+pub fn parse_bytes(text: &str) -> Result<u64, ParseBytesError> {
+    Config::new()
+        .with_binary()
+        .parse_size(text)
+        .map_err(|why| ParseBytesError { text: text.to_owned(), why })
+}
+
+/// Bytes with the largest suffix that loses nothing: `2M`, `64K`, `1536K`, `1000`.
+pub fn format_bytes(bytes: u64) -> String {
+    const SUFFIXES: [&str; 5] = ["", "K", "M", "G", "T"];
+    let mut value = bytes;
+    let mut suffix = 0;
+    while value != 0 && value % 1024 == 0 && suffix + 1 < SUFFIXES.len() {
+        value /= 1024;
+        suffix += 1;
+    }
+    format!("{value}{}", SUFFIXES[suffix])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_powers_of_1024() {
+        for (text, bytes) in [
+            ("4096", 4096),
+            ("16KiB", 16 << 10),
+            ("64K", 64 << 10),
+            ("64k", 64 << 10),
+            ("2M", 2 << 20),
+            ("2MB", 2 << 20),
+            ("2 MiB", 2 << 20),
+            ("1G", 1 << 30),
+            ("1.5G", 3 << 29),
+            ("1T", 1 << 40),
+            ("0", 0),
+        ] {
+            assert_eq!(parse_bytes(text), Ok(bytes), "{text}");
+        }
+        for text in ["", "M", "-1", "2X", "two", "99999999999G", "1..2"] {
+            assert!(parse_bytes(text).is_err(), "{text}");
+        }
+        assert_eq!(
+            parse_bytes("2X").unwrap_err().to_string(),
+            "`2X` is no size: invalid digit found in string; write bytes, or a number with K, M, G or T, as in `2M`"
+        );
+    }
+
+    #[test]
+    fn printing_loses_nothing() {
+        for (bytes, text) in [
+            (0, "0"),
+            (1000, "1000"),
+            (16 << 10, "16K"),
+            (1536 << 10, "1536K"),
+            (2 << 20, "2M"),
+            (1 << 30, "1G"),
+            (5 << 40, "5T"),
+            (2048 << 40, "2048T"),
+        ] {
+            assert_eq!(format_bytes(bytes), text);
+            assert_eq!(parse_bytes(text), Ok(bytes));
+        }
+    }
+}
