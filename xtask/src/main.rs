@@ -1,3 +1,31 @@
 //! `cargo xtask`: see `cargo xtask --help`.
 
-fn main() {}
+#![cfg_attr(test, allow(clippy::unwrap_used, reason = "a test may panic"))]
+
+mod cli;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// Development tasks of hugeclear-trace.
+#[derive(Debug, Parser)]
+#[command(bin_name = "cargo xtask", max_term_width = 100)]
+struct Arguments {
+    #[command(subcommand)]
+    task: Task,
+}
+
+#[derive(Debug, Subcommand)]
+enum Task {
+    Setup(cli::setup::Arguments),
+    Vm(cli::vm::Arguments),
+}
+
+fn main() -> ExitCode {
+    let Arguments { task } = Arguments::parse();
+    match task {
+        Task::Setup(arguments) => cli::report(cli::setup::run(&arguments)),
+        Task::Vm(arguments) => cli::vm::run(arguments),
+    }
+}
