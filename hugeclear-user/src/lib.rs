@@ -5,4 +5,6 @@
 pub mod facts;
 pub mod notes;
 pub mod probes;
+pub mod units;
 pub mod window;
+pub mod workload;

@@ -19,7 +19,10 @@ pub fn parse_bytes(text: &str) -> Result<u64, ParseBytesError> {
     Config::new()
         .with_binary()
         .parse_size(text)
-        .map_err(|why| ParseBytesError { text: text.to_owned(), why })
+        .map_err(|why| ParseBytesError {
+            text: text.to_owned(),
+            why,
+        })
 }
 
 /// Bytes with the largest suffix that loses nothing: `2M`, `64K`, `1536K`, `1000`.
@@ -27,7 +30,7 @@ pub fn format_bytes(bytes: u64) -> String {
     const SUFFIXES: [&str; 5] = ["", "K", "M", "G", "T"];
     let mut value = bytes;
     let mut suffix = 0;
-    while value != 0 && value % 1024 == 0 && suffix + 1 < SUFFIXES.len() {
+    while value != 0 && value.is_multiple_of(1024) && suffix + 1 < SUFFIXES.len() {
         value /= 1024;
         suffix += 1;
     }

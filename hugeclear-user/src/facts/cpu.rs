@@ -86,7 +86,7 @@ impl Cpu {
 }
 
 /// A CPU list file; failures are noted.
-pub(super) fn list(source: &mut Source, path: &str) -> Option<Vec<u32>> {
+pub(crate) fn list(source: &mut Source, path: &str) -> Option<Vec<u32>> {
     let text = source.text(path)?;
     let numbers = number_list(&text);
     if numbers.is_none() {

@@ -20,6 +20,7 @@ pub mod privileges;
 pub(crate) mod source;
 pub mod symbols;
 pub mod thp;
+pub mod vmstat;
 
 use std::path::{Path, PathBuf};
 

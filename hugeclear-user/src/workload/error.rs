@@ -79,9 +79,9 @@ pub enum Error {
         /// The page size in force.
         page_size_bytes: u64,
         /// Pages in the pool after the attempt.
-        got: u64,
+        got: String,
         /// Pages asked for.
-        wanted: u64,
+        wanted: String,
     },
     /// More memory than there is.
     #[error("{} are needed, {} are available; use a smaller --size", format_bytes(*needed_bytes), format_bytes(*available_bytes))]
@@ -91,6 +91,9 @@ pub enum Error {
         /// `MemAvailable`, bytes.
         available_bytes: u64,
     },
+    /// The handlers that let a signal end the run in order could not be set.
+    #[error("cannot catch signals: {0}")]
+    Signals(#[source] io::Error),
     /// A file of the machine could not be read.
     #[error("cannot read {}: {source}", path.display())]
     Read {
@@ -149,6 +152,7 @@ impl Error {
             | Self::PoolTooSmall { .. }
             | Self::PoolDidNotGrow { .. }
             | Self::NotEnoughMemory { .. }
+            | Self::Signals(_)
             | Self::Read { .. }
             | Self::Write { .. }
             | Self::NotPutBack { .. }
@@ -158,7 +162,11 @@ impl Error {
 }
 
 fn list(sizes: &[u64]) -> String {
-    sizes.iter().map(|bytes| format_bytes(*bytes)).collect::<Vec<_>>().join(", ")
+    sizes
+        .iter()
+        .map(|bytes| format_bytes(*bytes))
+        .collect::<Vec<_>>()
+        .join(", ")
 }
 
 /// `0-3,6` of ascending numbers.
@@ -172,7 +180,13 @@ fn ranges(numbers: &[u32]) -> String {
     }
     let words: Vec<String> = ranges
         .into_iter()
-        .map(|(first, last)| if first == last { first.to_string() } else { format!("{first}-{last}") })
+        .map(|(first, last)| {
+            if first == last {
+                first.to_string()
+            } else {
+                format!("{first}-{last}")
+            }
+        })
         .collect();
     words.join(",")
 }

@@ -28,7 +28,11 @@ impl Mapping {
         let mapping = Self::map(bytes, MapFlags::empty(), "")?;
         match mapping.advise(MmapAdvise::MADV_NOHUGEPAGE, "MADV_NOHUGEPAGE") {
             // A kernel without THP does not know the advice and needs none.
-            Ok(()) | Err(Error::SystemCall { source: nix::Error::EINVAL, .. }) => Ok(mapping),
+            Ok(())
+            | Err(Error::SystemCall {
+                source: nix::Error::EINVAL,
+                ..
+            }) => Ok(mapping),
             Err(error) => Err(error),
         }
     }
@@ -53,10 +57,19 @@ impl Mapping {
     /// # Panics
     /// The offset is not inside.
     pub(super) fn touch(&mut self, offset: usize) {
-        assert!(offset < self.bytes.get(), "the offset is inside the mapping");
+        assert!(
+            offset < self.bytes.get(),
+            "the offset is inside the mapping"
+        );
         // SAFETY: the byte is inside our own writable mapping (checked above), to which no reference
         // exists while `self` is borrowed mutably. Volatile, so that the compiler keeps the store.
-        unsafe { self.start.as_ptr().cast::<u8>().add(offset).write_volatile(1) }
+        unsafe {
+            self.start
+                .as_ptr()
+                .cast::<u8>()
+                .add(offset)
+                .write_volatile(1)
+        }
     }
 
     /// The memory as numbers.
@@ -78,12 +91,8 @@ impl Mapping {
         if let Some(head) = NonZeroUsize::new(head) {
             drop(whole.split_front(head));
         }
-        if let Some(tail) = NonZeroUsize::new(alignment - head) {
-            let rest = whole.split_front(bytes);
-            debug_assert_eq!(whole.bytes, tail, "what is left over is the tail");
-            return Ok(rest);
-        }
-        Ok(whole)
+        // There is always a tail: the head is shorter than the alignment.
+        Ok(whole.split_front(bytes))
     }
 
     /// Splits off the first `bytes`, fewer than there are.
@@ -94,7 +103,10 @@ impl Mapping {
             .checked_sub(bytes.get())
             .and_then(NonZeroUsize::new)
             .expect("only part of a mapping is split off");
-        let front = Self { start: self.start, bytes };
+        let front = Self {
+            start: self.start,
+            bytes,
+        };
         // SAFETY: `bytes` is less than the length, so the address is inside the mapping.
         self.start = unsafe { self.start.byte_add(bytes.get()) };
         self.bytes = rest;
@@ -105,7 +117,12 @@ impl Mapping {
         let flags = flags | MapFlags::MAP_PRIVATE;
         // SAFETY: the kernel chooses the address (no MAP_FIXED), so no existing memory is touched.
         let mapped = unsafe {
-            mmap_anonymous(None, bytes, ProtFlags::PROT_READ | ProtFlags::PROT_WRITE, flags)
+            mmap_anonymous(
+                None,
+                bytes,
+                ProtFlags::PROT_READ | ProtFlags::PROT_WRITE,
+                flags,
+            )
         };
         let start = mapped.map_err(|source| Error::SystemCall {
             call: "mmap",
@@ -158,6 +175,8 @@ mod tests {
     #[test]
     #[should_panic(expected = "inside the mapping")]
     fn a_touch_outside_is_refused() {
-        Mapping::plain(NonZeroUsize::new(4096).unwrap()).unwrap().touch(4096);
+        Mapping::plain(NonZeroUsize::new(4096).unwrap())
+            .unwrap()
+            .touch(4096);
     }
 }

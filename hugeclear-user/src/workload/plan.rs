@@ -31,7 +31,9 @@ impl Machine {
         let mut source = Source::new(root);
         let meminfo = source.text("proc/meminfo").unwrap_or_default();
         let field_bytes = |name: &str| {
-            let line = meminfo.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
+            let line = meminfo
+                .lines()
+                .find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
             let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
             kib.checked_mul(1024)
         };
@@ -52,6 +54,8 @@ pub struct Plan {
     pub(super) kind: Kind,
     pub(super) page_size_bytes: u64,
     pub(super) pages: u64,
+    /// Whether one page is what a PMD maps: only those have an account per mapping.
+    pub(super) pmd_mapped: bool,
     pub(super) cpu: Option<u32>,
     pub(super) repeat: u32,
     /// Settings to change for the time of the run, in this order.
@@ -71,18 +75,26 @@ impl Plan {
         if size_bytes == 0 {
             return Err(Error::ZeroSize);
         }
-        if size_bytes % page_size_bytes != 0 {
-            return Err(Error::NotWholePages { size_bytes, page_size_bytes });
+        if !size_bytes.is_multiple_of(page_size_bytes) {
+            return Err(Error::NotWholePages {
+                size_bytes,
+                page_size_bytes,
+            });
         }
         if let Some(cpu) = args.cpu
             && !machine.online.contains(&cpu)
         {
-            return Err(Error::NoSuchCpu { cpu, online: machine.online.clone() });
+            return Err(Error::NoSuchCpu {
+                cpu,
+                online: machine.online.clone(),
+            });
         }
         let mut plan = Self {
             kind: args.kind,
             page_size_bytes,
             pages: size_bytes / page_size_bytes,
+            pmd_mapped: machine.thp.as_ref().and_then(|thp| thp.pmd_size_bytes)
+                == Some(page_size_bytes),
             cpu: args.cpu,
             repeat: args.repeat,
             changes: Vec::new(),
@@ -90,7 +102,13 @@ impl Plan {
         };
         let new_bytes = match args.kind {
             Kind::Thp => {
-                plan.thp(machine.thp.as_ref().ok_or(Error::NotBuiltIn { kind: args.kind })?, args.configure)?;
+                plan.thp(
+                    machine
+                        .thp
+                        .as_ref()
+                        .ok_or(Error::NotBuiltIn { kind: args.kind })?,
+                    args.configure,
+                )?;
                 size_bytes
             }
             Kind::Hugetlb => plan.hugetlb(machine, args.configure)?,
@@ -98,7 +116,10 @@ impl Plan {
         let needed_bytes = new_bytes.saturating_add(plan.latency_bytes());
         match machine.available_bytes {
             Some(available_bytes) if needed_bytes > available_bytes => {
-                Err(Error::NotEnoughMemory { needed_bytes, available_bytes })
+                Err(Error::NotEnoughMemory {
+                    needed_bytes,
+                    available_bytes,
+                })
             }
             Some(_) | None => Ok(plan),
         }
@@ -106,7 +127,9 @@ impl Plan {
 
     /// Bytes of the buffer that holds every latency.
     pub(super) fn latency_bytes(&self) -> u64 {
-        self.pages.saturating_mul(u64::from(self.repeat)).saturating_mul(size_of::<u64>() as u64)
+        self.pages
+            .saturating_mul(u64::from(self.repeat))
+            .saturating_mul(size_of::<u64>() as u64)
     }
 
     fn thp(&mut self, thp: &Thp, configure: bool) -> Result<(), Error> {
@@ -123,15 +146,32 @@ impl Plan {
         };
         match thp.anonymous(page_size_bytes) {
             Some(ThpEnabled::Never) if configure => {
-                self.changes.push(Change { path, value: ThpEnabled::Madvise.as_str().to_owned() });
+                self.changes.push(Change {
+                    path,
+                    value: ThpEnabled::Madvise.as_str().to_owned(),
+                });
             }
-            Some(ThpEnabled::Never) => return Err(Error::ThpOff { page_size_bytes, path }),
+            Some(ThpEnabled::Never) => {
+                return Err(Error::ThpOff {
+                    page_size_bytes,
+                    path,
+                });
+            }
             Some(ThpEnabled::Always | ThpEnabled::Madvise | ThpEnabled::Inherit) | None => {}
         }
-        // The fault takes the largest enabled size that fits (alloc_anon_folio, mm/memory.c). Sizes
-        // that inherit count too: the change above may just have switched them on.
+        // The fault takes the largest enabled size that fits (alloc_anon_folio, mm/memory.c).
+        let top_is_on = thp.enabled != Some(ThpEnabled::Never)
+            || self
+                .changes
+                .iter()
+                .any(|change| change.path == dir.join("enabled"));
         let larger = thp.sizes.iter().filter(|size| {
-            size.bytes > page_size_bytes && size.enabled.is_some_and(|e| e != ThpEnabled::Never)
+            size.bytes > page_size_bytes
+                && match size.enabled {
+                    Some(ThpEnabled::Always | ThpEnabled::Madvise) => true,
+                    Some(ThpEnabled::Inherit) => top_is_on,
+                    Some(ThpEnabled::Never) | None => false,
+                }
         });
         for size in larger {
             if configure {
@@ -139,7 +179,7 @@ impl Plan {
                     path: size_file(size.bytes),
                     value: ThpEnabled::Never.as_str().to_owned(),
                 });
-            } else if thp.anonymous(size.bytes) != Some(ThpEnabled::Never) {
+            } else {
                 self.notes.push(format!(
                     "pages of {} are enabled too, and the kernel prefers the largest size that fits; --configure switches them off for the run",
                     crate::units::format_bytes(size.bytes)
@@ -156,7 +196,9 @@ impl Plan {
             .hugetlb
             .iter()
             .find(|pool| pool.page_size_bytes == page_size_bytes)
-            .ok_or(Error::NotBuiltIn { kind: Kind::Hugetlb })?;
+            .ok_or(Error::NotBuiltIn {
+                kind: Kind::Hugetlb,
+            })?;
         let missing_pages = self.pages.saturating_sub(pool.available_pages());
         if missing_pages == 0 {
             return Ok(0);
@@ -172,16 +214,20 @@ impl Plan {
                 path,
             });
         }
-        self.changes.push(Change { path, value: total_needed.to_string() });
+        self.changes.push(Change {
+            path,
+            value: total_needed.to_string(),
+        });
         Ok(missing_pages.saturating_mul(page_size_bytes))
     }
 }
 
 /// The file that sets the number of pages in a pool.
 fn pool_file(page_size_bytes: u64) -> PathBuf {
-    Path::new("/")
-        .join(hugetlb::DIR)
-        .join(format!("hugepages-{}kB/nr_hugepages", page_size_bytes / 1024))
+    Path::new("/").join(hugetlb::DIR).join(format!(
+        "hugepages-{}kB/nr_hugepages",
+        page_size_bytes / 1024
+    ))
 }
 
 /// The page size asked for or the default, if this kernel has it.
@@ -193,7 +239,11 @@ fn page_size(args: &Args, machine: &Machine) -> Result<u64, Error> {
             (thp.offered_bytes(), thp.pmd_size_bytes)
         }
         Kind::Hugetlb => (
-            machine.hugetlb.iter().map(|pool| pool.page_size_bytes).collect(),
+            machine
+                .hugetlb
+                .iter()
+                .map(|pool| pool.page_size_bytes)
+                .collect(),
             machine.hugetlb_default_bytes,
         ),
     };
@@ -206,7 +256,11 @@ fn page_size(args: &Args, machine: &Machine) -> Result<u64, Error> {
         return Err(Error::NotBuiltIn { kind });
     }
     if !offered.contains(&page_size_bytes) {
-        return Err(Error::NoSuchPageSize { kind, page_size_bytes, offered });
+        return Err(Error::NoSuchPageSize {
+            kind,
+            page_size_bytes,
+            offered,
+        });
     }
     Ok(page_size_bytes)
 }

@@ -46,7 +46,9 @@ impl Applied {
     /// # Errors
     /// A file cannot be read or written; what was changed before it is put back.
     pub fn apply(changes: &[Change]) -> Result<Self, Error> {
-        let applied = Self { saved: Arc::default() };
+        let applied = Self {
+            saved: Arc::default(),
+        };
         if !changes.is_empty() {
             put_back_on_panic(Arc::downgrade(&applied.saved), thread::current().id());
         }
@@ -56,7 +58,10 @@ impl Applied {
                 continue;
             }
             // Saved first: the write may take effect and then fail.
-            lock(&applied.saved).settings.push(Change { path: path.clone(), value: was });
+            lock(&applied.saved).settings.push(Change {
+                path: path.clone(),
+                value: was,
+            });
             write(path, value)?;
         }
         Ok(applied)
@@ -84,8 +89,10 @@ impl Drop for Applied {
 /// # Errors
 /// The file cannot be read.
 pub fn current(path: &Path) -> Result<String, Error> {
-    let text = fs::read_to_string(path)
-        .map_err(|source| Error::Read { path: path.to_owned(), source })?;
+    let text = fs::read_to_string(path).map_err(|source| Error::Read {
+        path: path.to_owned(),
+        source,
+    })?;
     Ok(bracketed(&text).unwrap_or(text.trim()).to_owned())
 }
 

@@ -8,7 +8,12 @@ use std::sync::{
 use signal_hook::{SigId, consts, flag, low_level};
 
 /// Signals whose default would end the process with settings changed.
-const SIGNALS: [i32; 4] = [consts::SIGINT, consts::SIGTERM, consts::SIGHUP, consts::SIGQUIT];
+const SIGNALS: [i32; 4] = [
+    consts::SIGINT,
+    consts::SIGTERM,
+    consts::SIGHUP,
+    consts::SIGQUIT,
+];
 
 /// Notes signals while it lives.
 #[derive(Debug)]
@@ -19,10 +24,17 @@ pub(super) struct Signals {
 
 impl Signals {
     pub(super) fn catch() -> std::io::Result<Self> {
-        let mut this = Self { seen: Arc::default(), ids: Vec::new() };
+        let mut this = Self {
+            seen: Arc::default(),
+            ids: Vec::new(),
+        };
         for signal in SIGNALS {
             let number = usize::try_from(signal).expect("signal numbers are positive");
-            this.ids.push(flag::register_usize(signal, Arc::clone(&this.seen), number)?);
+            this.ids.push(flag::register_usize(
+                signal,
+                Arc::clone(&this.seen),
+                number,
+            )?);
         }
         Ok(this)
     }

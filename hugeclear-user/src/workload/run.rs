@@ -1,0 +1,193 @@
+//! The runs themselves.
+
+use std::{num::NonZeroUsize, time::Instant};
+
+use nix::{
+    sched::{CpuSet, sched_getaffinity, sched_setaffinity},
+    unistd::Pid,
+};
+
+use super::{
+    Error, Kind, Plan,
+    account::{Counters, HugePages, smaps_bytes},
+    memory::Mapping,
+    report::{Latency, Report, Run},
+    settings::{Applied, current},
+    signals::Signals,
+};
+
+/// Changes the settings the plan asks for, does its runs and puts the settings back.
+///
+/// SIGINT, SIGTERM, SIGHUP and SIGQUIT end it between two touches: the report then says which, and
+/// holds what was done until then.
+///
+/// # Errors
+/// A setting could not be changed or put back, or the kernel refused memory or the CPU.
+pub fn run(plan: &Plan) -> Result<Report, Error> {
+    let signals = Signals::catch().map_err(Error::Signals)?;
+    let applied = Applied::apply(&plan.changes)?;
+    let report = all_runs(plan, &signals)?;
+    applied.put_back()?;
+    Ok(report)
+}
+
+fn all_runs(plan: &Plan, signals: &Signals) -> Result<Report, Error> {
+    check_pool(plan)?;
+    let _pinned = plan.cpu.map(Pinned::to).transpose()?;
+    let from = HugePages::of(plan);
+    let timer_overhead_ns = timer_overhead_ns();
+    let mut buffer = Mapping::plain(length(plan.latency_bytes())?)?;
+    let latencies = buffer.as_u64s();
+    // Faulted in now, not between two touches.
+    latencies.fill(0);
+
+    let pages = usize::try_from(plan.pages).map_err(|_| too_large(plan.pages))?;
+    let mut runs = Vec::with_capacity(plan.repeat as usize);
+    let mut touched = 0;
+    for latencies in latencies.chunks_exact_mut(pages) {
+        if signals.seen().is_some() {
+            break;
+        }
+        let run = one_run(plan, &from, latencies, signals)?;
+        touched += run.faults as usize;
+        runs.push(run);
+    }
+    // Only the last run can be short, so that what was measured is at the front.
+    let latency = Latency::of(&mut latencies[..touched]);
+    Ok(Report::new(
+        plan,
+        runs,
+        latency,
+        timer_overhead_ns,
+        from.source(),
+        signals.seen(),
+    ))
+}
+
+fn one_run(
+    plan: &Plan,
+    from: &HugePages,
+    latencies: &mut [u64],
+    signals: &Signals,
+) -> Result<Run, Error> {
+    let page_size =
+        usize::try_from(plan.page_size_bytes).map_err(|_| too_large(plan.page_size_bytes))?;
+    let bytes = length(plan.pages.saturating_mul(plan.page_size_bytes))?;
+    let mut mapping = match plan.kind {
+        Kind::Thp => Mapping::transparent(bytes, page_size)?,
+        Kind::Hugetlb => Mapping::hugetlb(bytes, plan.page_size_bytes)?,
+    };
+    let before = Counters::read(from)?;
+    let mut touched = 0;
+    let start = Instant::now();
+    for latency in latencies.iter_mut() {
+        if signals.seen().is_some() {
+            break;
+        }
+        let touch = Instant::now();
+        mapping.touch(touched * page_size);
+        *latency = nanoseconds(touch);
+        touched += 1;
+    }
+    let elapsed_ns = nanoseconds(start);
+    let growth = Counters::read(from)?.since(before);
+    let huge_pages = match from {
+        HugePages::Smaps(field) => {
+            smaps_bytes(mapping.address(), field)?.map(|bytes| bytes / plan.page_size_bytes)
+        }
+        HugePages::Counter(_) => growth.pages,
+        HugePages::Nowhere => None,
+    };
+    Ok(Run {
+        faults: touched as u64,
+        huge_pages,
+        elapsed_ns,
+        minor_faults: growth.minor_faults,
+        thp_fault_alloc: growth.thp_fault_alloc,
+        latency: Latency::of(&mut latencies[..touched]),
+    })
+}
+
+/// Whether the kernel grew the pool as far as asked: it grows it as far as it can and says nothing.
+fn check_pool(plan: &Plan) -> Result<(), Error> {
+    if plan.kind != Kind::Hugetlb {
+        return Ok(());
+    }
+    for change in &plan.changes {
+        let got = current(&change.path)?;
+        if got != change.value {
+            return Err(Error::PoolDidNotGrow {
+                page_size_bytes: plan.page_size_bytes,
+                got,
+                wanted: change.value.clone(),
+            });
+        }
+    }
+    Ok(())
+}
+
+/// This thread on one CPU; where it was allowed before is restored on drop.
+#[derive(Debug)]
+struct Pinned {
+    before: CpuSet,
+}
+
+impl Pinned {
+    fn to(cpu: u32) -> Result<Self, Error> {
+        let failed = |call, hint| {
+            move |source| Error::SystemCall {
+                call,
+                what: format!("CPU {cpu}"),
+                source,
+                hint,
+            }
+        };
+        let this_thread = Pid::from_raw(0);
+        let before = sched_getaffinity(this_thread).map_err(failed("sched_getaffinity", ""))?;
+        let mut only = CpuSet::new();
+        let set = |source| {
+            failed(
+                "sched_setaffinity",
+                "; is it outside this process's cpuset?",
+            )(source)
+        };
+        only.set(cpu as usize).map_err(set)?;
+        sched_setaffinity(this_thread, &only).map_err(set)?;
+        Ok(Self { before })
+    }
+}
+
+impl Drop for Pinned {
+    fn drop(&mut self) {
+        // Without effect on what was measured; the kernel accepted this very mask before.
+        let _ = sched_setaffinity(Pid::from_raw(0), &self.before);
+    }
+}
+
+/// What reading the clock twice costs, ns: the least of many pairs. It is inside every latency.
+fn timer_overhead_ns() -> u64 {
+    const PAIRS: u32 = 1000;
+    (0..PAIRS)
+        .map(|_| nanoseconds(Instant::now()))
+        .min()
+        .unwrap_or_default()
+}
+
+/// Nanoseconds since then. `Instant` is `CLOCK_MONOTONIC`, read without a system call.
+fn nanoseconds(since: Instant) -> u64 {
+    u64::try_from(since.elapsed().as_nanos()).unwrap_or(u64::MAX)
+}
+
+fn length(bytes: u64) -> Result<NonZeroUsize, Error> {
+    usize::try_from(bytes)
+        .ok()
+        .and_then(NonZeroUsize::new)
+        .ok_or_else(|| too_large(bytes))
+}
+
+fn too_large(needed_bytes: u64) -> Error {
+    Error::NotEnoughMemory {
+        needed_bytes,
+        available_bytes: usize::MAX as u64,
+    }
+}
