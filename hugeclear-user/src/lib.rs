@@ -2,9 +2,12 @@
 //!
 //! facts -> probes -> window -> report. A module may use what stands left of it, never right.
 
+pub mod cli;
 pub mod facts;
 pub mod notes;
 pub mod probes;
+pub mod report;
+pub mod term;
 pub mod units;
 pub mod window;
 pub mod workload;

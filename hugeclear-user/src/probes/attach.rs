@@ -4,7 +4,10 @@ use std::os::fd::AsFd as _;
 
 use aya::{
     Btf, Ebpf,
-    programs::{FEntry, FExit, KProbe, Program, ProgramError, fentry::FEntryLink, fexit::FExitLink, kprobe::KProbeLink},
+    programs::{
+        FEntry, FExit, KProbe, Program, ProgramError, fentry::FEntryLink, fexit::FExitLink,
+        kprobe::KProbeLink,
+    },
 };
 use hugeclear_ebpf::config::Pair;
 
@@ -47,13 +50,24 @@ impl Attachment {
 /// Names of a pair's programs: fentry, fexit, kprobe, kretprobe. As in `hugeclear-ebpf/src/main.rs`.
 const fn programs(pair: Pair) -> [&'static str; 4] {
     match pair {
-        Pair::Clear => ["clear_fentry", "clear_fexit", "clear_kprobe", "clear_kretprobe"],
-        Pair::ClearGigantic => {
-            ["gigantic_fentry", "gigantic_fexit", "gigantic_kprobe", "gigantic_kretprobe"]
-        }
-        Pair::Allocator => {
-            ["allocator_fentry", "allocator_fexit", "allocator_kprobe", "allocator_kretprobe"]
-        }
+        Pair::Clear => [
+            "clear_fentry",
+            "clear_fexit",
+            "clear_kprobe",
+            "clear_kretprobe",
+        ],
+        Pair::ClearGigantic => [
+            "gigantic_fentry",
+            "gigantic_fexit",
+            "gigantic_kprobe",
+            "gigantic_kretprobe",
+        ],
+        Pair::Allocator => [
+            "allocator_fentry",
+            "allocator_fexit",
+            "allocator_kprobe",
+            "allocator_kretprobe",
+        ],
         Pair::ThpFault => ["thp_fentry", "thp_fexit", "thp_kprobe", "thp_kretprobe"],
         Pair::AnonFault => ["anon_fentry", "anon_fexit", "anon_kprobe", "anon_kretprobe"],
     }
@@ -100,7 +114,11 @@ fn load(
     name: &'static str,
     function: &str,
 ) -> Result<(), ProgramError> {
-    let missing_btf = || ProgramError::Btf(aya::BtfError::UnknownBtfTypeName { type_name: function.to_owned() });
+    let missing_btf = || {
+        ProgramError::Btf(aya::BtfError::UnknownBtfTypeName {
+            type_name: function.to_owned(),
+        })
+    };
     match program(ebpf, name) {
         Program::FEntry(program) => program.load(function, btf.ok_or_else(missing_btf)?),
         Program::FExit(program) => program.load(function, btf.ok_or_else(missing_btf)?),
@@ -109,11 +127,7 @@ fn load(
     }
 }
 
-fn attach(
-    ebpf: &mut Ebpf,
-    name: &'static str,
-    function: &str,
-) -> Result<Attachment, ProgramError> {
+fn attach(ebpf: &mut Ebpf, name: &'static str, function: &str) -> Result<Attachment, ProgramError> {
     let link = match program(ebpf, name) {
         Program::FEntry(program) => {
             let id = FEntry::attach(program)?;
@@ -129,11 +143,15 @@ fn attach(
         }
         other => unreachable!("{name} is a {:?} program", other.prog_type()),
     };
-    Ok(Attachment { program: name, link: Some(link) })
+    Ok(Attachment {
+        program: name,
+        link: Some(link),
+    })
 }
 
 fn program<'a>(ebpf: &'a mut Ebpf, name: &str) -> &'a mut Program {
-    ebpf.program_mut(name).expect("the object is built from the same source tree")
+    ebpf.program_mut(name)
+        .expect("the object is built from the same source tree")
 }
 
 /// Why the kernel refused, in a few words.
@@ -143,8 +161,10 @@ pub(super) fn reason(error: &ProgramError, method: Method, facts: &Facts) -> Str
             let lockdown = facts.lockdown.as_deref().filter(|mode| *mode != "none");
             match lockdown {
                 Some(mode) => format!("refused by the kernel (EPERM; lockdown={mode})"),
-                None => "refused by the kernel (EPERM: CAP_BPF and CAP_PERFMON, or root, are needed)"
-                    .to_owned(),
+                None => {
+                    "refused by the kernel (EPERM: CAP_BPF and CAP_PERFMON, or root, are needed)"
+                        .to_owned()
+                }
             }
         }
         Some(libc::ENOENT) => "the kernel does not know the function (ENOENT)".to_owned(),
@@ -153,18 +173,27 @@ pub(super) fn reason(error: &ProgramError, method: Method, facts: &Facts) -> Str
         }
         Some(libc::EBUSY) => "not traceable, or held by another tool (EBUSY)".to_owned(),
         Some(libc::EINVAL) => match method {
-            Method::Fentry => "this kernel has no fentry, or refuses the program (EINVAL)".to_owned(),
+            Method::Fentry => {
+                "this kernel has no fentry, or refuses the program (EINVAL)".to_owned()
+            }
             Method::Kprobe => "not traceable (EINVAL)".to_owned(),
         },
         Some(524) => "this architecture has no fentry here (ENOTSUPP)".to_owned(),
         _ => io.to_string(),
     };
     match error {
-        ProgramError::LoadError { io_error, verifier_log } => {
+        ProgramError::LoadError {
+            io_error,
+            verifier_log,
+        } => {
             let log = verifier_log.to_string();
             let tail: Vec<&str> = log.lines().filter(|line| !line.is_empty()).collect();
             let tail = tail[tail.len().saturating_sub(10)..].join(" | ");
-            if tail.is_empty() { errno(io_error) } else { format!("refused by the verifier: {tail}") }
+            if tail.is_empty() {
+                errno(io_error)
+            } else {
+                format!("refused by the verifier: {tail}")
+            }
         }
         ProgramError::SyscallError(error) => errno(&error.io_error),
         ProgramError::KProbeError(error) => {

@@ -39,7 +39,11 @@ const CLEAR: Function = Function {
 
 /// The clear functions: the first that a kernel has contains all the others.
 pub const OUTER_CLEARS: &[Function] = &[
-    Function { name: "folio_zero_user", versions: "6.11 and later", ..CLEAR },
+    Function {
+        name: "folio_zero_user",
+        versions: "6.11 and later",
+        ..CLEAR
+    },
     Function {
         name: "clear_huge_page",
         site: Site::ClearHugePage,
@@ -70,8 +74,11 @@ pub const INNER_CLEARS: &[Function] = &[
     },
 ];
 
-const ALLOCATOR: Function =
-    Function { site: Site::Allocator, pair: Pair::Allocator, ..CLEAR };
+const ALLOCATOR: Function = Function {
+    site: Site::Allocator,
+    pair: Pair::Allocator,
+    ..CLEAR
+};
 
 /// The allocation of a PMD-sized anonymous folio, called for such faults only.
 pub const ALLOCATION_OF_THP: Function = Function {
@@ -137,10 +144,16 @@ pub struct Fault {
 }
 
 /// The fault of a PMD-sized anonymous page.
-pub const THP_FAULT: Fault = Fault { name: "do_huge_pmd_anonymous_page", pair: Pair::ThpFault };
+pub const THP_FAULT: Fault = Fault {
+    name: "do_huge_pmd_anonymous_page",
+    pair: Pair::ThpFault,
+};
 
 /// The fault of every other anonymous page, mTHP included.
-pub const ANON_FAULT: Fault = Fault { name: "do_anonymous_page", pair: Pair::AnonFault };
+pub const ANON_FAULT: Fault = Fault {
+    name: "do_anonymous_page",
+    pair: Pair::AnonFault,
+};
 
 /// The function that switches the preemption model at run time (kernel/sched/core.c).
 pub const PREEMPT_SWITCH: &str = "sched_dynamic_update";

@@ -48,12 +48,27 @@ impl Layout {
         let mut models = vec![facts.preempt.model];
         models.extend(facts.preempt.modes.iter().map(|mode| mode.model));
         let orders = |sizes: Vec<u64>| -> Vec<u32> {
-            sizes.into_iter().filter_map(|bytes| order(bytes, facts.page_size_bytes)).collect()
+            sizes
+                .into_iter()
+                .filter_map(|bytes| order(bytes, facts.page_size_bytes))
+                .collect()
         };
-        let thp: Vec<u64> = facts.thp.iter().filter_map(|thp| thp.pmd_size_bytes).collect();
-        let hugetlb: Vec<u64> = facts.hugetlb.iter().map(|pool| pool.page_size_bytes).collect();
+        let thp: Vec<u64> = facts
+            .thp
+            .iter()
+            .filter_map(|thp| thp.pmd_size_bytes)
+            .collect();
+        let hugetlb: Vec<u64> = facts
+            .hugetlb
+            .iter()
+            .map(|pool| pool.page_size_bytes)
+            .collect();
         let in_use = [thp.clone(), select::keys_of_enabled_mthp(facts).collect()].concat();
-        let offered = facts.thp.iter().flat_map(|thp| thp.offered_bytes()).collect();
+        let offered = facts
+            .thp
+            .iter()
+            .flat_map(|thp| thp.offered_bytes())
+            .collect();
         let tiers = [
             (orders([in_use.clone(), hugetlb].concat()), orders(in_use)),
             (orders(offered), Vec::new()),
@@ -64,12 +79,20 @@ impl Layout {
             for &model in &models {
                 let sites = probes.clears.iter().filter_map(|probe| probe.clear);
                 let clears = sites.flat_map(|clear| {
-                    clear_orders.iter().map(move |&order| Key { site: clear.site, order, model })
+                    clear_orders.iter().map(move |&order| Key {
+                        site: clear.site,
+                        order,
+                        model,
+                    })
                 });
                 let allocator = allocator_orders
                     .iter()
                     .filter(|_| probes.allocator != Allocator::Untraced)
-                    .map(|&order| Key { site: Site::Allocator, order, model });
+                    .map(|&order| Key {
+                        site: Site::Allocator,
+                        order,
+                        model,
+                    });
                 for key in clears.chain(allocator) {
                     if !keys.contains(&key) {
                         keys.push(key);
@@ -81,10 +104,17 @@ impl Layout {
         let room = ((MEMORY_LIMIT_BYTES - FIXED_BYTES) / u64::from(cpus))
             .saturating_sub(u64::from(Pair::COUNT) * size_of::<Slot>() as u64)
             / size_of::<Block>() as u64;
-        let most = usize::try_from(room).unwrap_or(usize::MAX).clamp(2, usize::from(u8::MAX)) - 1;
+        let most = usize::try_from(room)
+            .unwrap_or(usize::MAX)
+            .clamp(2, usize::from(u8::MAX))
+            - 1;
         let without_block = keys.len().saturating_sub(most);
         keys.truncate(most);
-        Self { cpus, keys, without_block }
+        Self {
+            cpus,
+            keys,
+            without_block,
+        }
     }
 
     /// Blocks of each CPU, [`OTHER`] included.

@@ -24,7 +24,11 @@ impl<T: Copy> MappedArray<T> {
             .len(entries * size_of::<T>())
             .map_raw_read_only(array.fd().as_fd().as_raw_fd())
             .context("mapping a BPF array into memory")?;
-        Ok(Self { memory, entries, element: PhantomData })
+        Ok(Self {
+            memory,
+            entries,
+            element: PhantomData,
+        })
     }
 
     /// Address of an element.

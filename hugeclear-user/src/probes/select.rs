@@ -139,8 +139,9 @@ pub fn select(facts: &Facts, wanted: &Wanted) -> ProbeSet {
     let mut refusals = Vec::new();
     let mut notes = Vec::new();
 
-    let mut clears: Vec<Probe> =
-        first_of(facts, wanted, catalog::OUTER_CLEARS, &mut refusals).into_iter().collect();
+    let mut clears: Vec<Probe> = first_of(facts, wanted, catalog::OUTER_CLEARS, &mut refusals)
+        .into_iter()
+        .collect();
     if clears.is_empty() {
         clears = catalog::INNER_CLEARS
             .iter()
@@ -167,7 +168,12 @@ pub fn select(facts: &Facts, wanted: &Wanted) -> ProbeSet {
         for fault in [catalog::THP_FAULT].into_iter().chain(anonymous) {
             match methods(facts, wanted, fault.name, 1) {
                 Ok((function, methods)) => {
-                    faults.push(Probe { function, pair: fault.pair, clear: None, methods });
+                    faults.push(Probe {
+                        function,
+                        pair: fault.pair,
+                        clear: None,
+                        methods,
+                    });
                 }
                 Err(refusal) => refusals.push(refusal),
             }
@@ -179,16 +185,26 @@ pub fn select(facts: &Facts, wanted: &Wanted) -> ProbeSet {
         .any(|mode| mode.model != facts.preempt.model)
         .then(|| methods(facts, wanted, catalog::PREEMPT_SWITCH, 1))
         .and_then(|result| match result {
-            Ok((function, methods)) => {
-                Some(Probe { function, pair: Pair::Clear, clear: None, methods })
-            }
+            Ok((function, methods)) => Some(Probe {
+                function,
+                pair: Pair::Clear,
+                clear: None,
+                methods,
+            }),
             Err(refusal) => {
                 refusals.push(refusal);
                 None
             }
         });
 
-    ProbeSet { clears, allocator, faults, preempt_switch, refusals, notes }
+    ProbeSet {
+        clears,
+        allocator,
+        faults,
+        preempt_switch,
+        refusals,
+        notes,
+    }
 }
 
 fn allocator(
@@ -218,7 +234,11 @@ fn allocator(
     }
 
     let zeroes_once = facts.symbols.has(catalog::ALLOCATION_OF_THP.name);
-    let any_order = || catalog::ALLOCATOR_CLEARS.iter().chain(catalog::ALLOCATIONS_OF_ANY_ORDER);
+    let any_order = || {
+        catalog::ALLOCATOR_CLEARS
+            .iter()
+            .chain(catalog::ALLOCATIONS_OF_ANY_ORDER)
+    };
     let chosen = match wanted.allocator {
         AllocatorMode::Exact => first_of(facts, wanted, any_order(), refusals),
         AllocatorMode::Auto | AllocatorMode::Off if !zeroes_once => {
@@ -267,7 +287,10 @@ fn allocator(
             ),
         ));
     }
-    Allocator::Probe { probe, in_fault: row.is_some() }
+    Allocator::Probe {
+        probe,
+        in_fault: row.is_some(),
+    }
 }
 
 /// Whether any anonymous page size between a base page and a PMD is switched on.
@@ -280,7 +303,10 @@ pub(super) fn keys_of_enabled_mthp(facts: &Facts) -> impl Iterator<Item = u64> {
     facts.thp.iter().flat_map(|thp| {
         thp.offered_bytes().into_iter().filter(|bytes| {
             Some(*bytes) != thp.pmd_size_bytes
-                && !matches!(thp.anonymous(*bytes), None | Some(crate::facts::ThpEnabled::Never))
+                && !matches!(
+                    thp.anonymous(*bytes),
+                    None | Some(crate::facts::ThpEnabled::Never)
+                )
         })
     })
 }
@@ -291,7 +317,9 @@ fn first_of<'a>(
     functions: impl IntoIterator<Item = &'a Function>,
     refusals: &mut Vec<Refusal>,
 ) -> Option<Probe> {
-    functions.into_iter().find_map(|function| probe_of(facts, wanted, function, refusals))
+    functions
+        .into_iter()
+        .find_map(|function| probe_of(facts, wanted, function, refusals))
 }
 
 /// The probe on a function of the catalog, or `None` and one more refusal.
@@ -329,7 +357,9 @@ fn try_probe_of(facts: &Facts, wanted: &Wanted, row: &Function) -> Result<Probe,
         Some(argument) => Some(facts.symbols.address(argument).ok_or_else(|| {
             refuse(
                 row.name,
-                format!("it clears and copies, and {argument}, which tells which, has no known address"),
+                format!(
+                    "it clears and copies, and {argument}, which tells which, has no known address"
+                ),
             )
         })?),
     };
@@ -362,7 +392,10 @@ fn methods(
     let variants: Vec<&str> = symbols.variants(name).map(|symbol| &*symbol.name).collect();
     let function = match variants[..] {
         [] if symbols.read => {
-            return Err(refuse(name, "not in this kernel (of another version, or inlined)"));
+            return Err(refuse(
+                name,
+                "not in this kernel (of another version, or inlined)",
+            ));
         }
         [] => name,
         [only] if only == name || btf.is_some() => only,
@@ -375,7 +408,10 @@ fn methods(
         [..] => {
             return Err(refuse(
                 name,
-                format!("{} symbols have this name; none is attached by guess", variants.len()),
+                format!(
+                    "{} symbols have this name; none is attached by guess",
+                    variants.len()
+                ),
             ));
         }
     };
@@ -424,5 +460,9 @@ fn methods(
 }
 
 fn refuse(function: &str, reason: impl Into<String>) -> Refusal {
-    Refusal { function: function.to_owned(), method: None, reason: reason.into() }
+    Refusal {
+        function: function.to_owned(),
+        method: None,
+        reason: reason.into(),
+    }
 }

@@ -67,7 +67,10 @@ pub enum TraceError {
         held: String,
     },
     /// No site could be attached.
-    #[error("cannot trace huge-page clearing on this kernel ({release}): {}; see `hugeclear-trace doctor`", sentence(refusals))]
+    #[error(
+        "cannot trace huge-page clearing on this kernel ({release}): {}; see `hugeclear-trace doctor`",
+        sentence(refusals)
+    )]
     NoSite {
         /// Kernel release.
         release: String,
@@ -81,10 +84,17 @@ pub enum TraceError {
 
 /// The refusals worth a line: a function that is not in this kernel is no obstacle where another is.
 fn sentence(refusals: &[Refusal]) -> String {
-    let tried: Vec<String> =
-        refusals.iter().filter(|refusal| refusal.method.is_some()).map(Refusal::to_string).collect();
+    let tried: Vec<String> = refusals
+        .iter()
+        .filter(|refusal| refusal.method.is_some())
+        .map(Refusal::to_string)
+        .collect();
     let all = || refusals.iter().map(Refusal::to_string).collect::<Vec<_>>();
-    if tried.is_empty() { all().join("; ") } else { tried.join("; ") }
+    if tried.is_empty() {
+        all().join("; ")
+    } else {
+        tried.join("; ")
+    }
 }
 
 /// A running trace. Everything is detached and freed when it is dropped.
@@ -129,12 +139,19 @@ impl Tracer {
         verbose: bool,
     ) -> Result<Self, TraceError> {
         check_privileges(facts)?;
-        let no_site = |refusals| TraceError::NoSite { release: facts.release.clone(), refusals };
+        let no_site = |refusals| TraceError::NoSite {
+            release: facts.release.clone(),
+            refusals,
+        };
         let mut refusals = set.refusals.clone();
         if set.clears.is_empty() && set.allocator == Allocator::Untraced {
             return Err(no_site(refusals));
         }
-        let btf = facts.btf.present.then(Btf::from_sys_fs).and_then(Result::ok);
+        let btf = facts
+            .btf
+            .present
+            .then(Btf::from_sys_fs)
+            .and_then(Result::ok);
         let layout = Layout::new(facts, set);
 
         let mut model_from = model_from(facts, set);
@@ -179,7 +196,11 @@ impl Tracer {
         if set.allocator == Allocator::BeforeClear
             && let Some(fault) = probes.iter().find(|probe| probe.site.is_none())
         {
-            let derived = AttachedProbe { site: Some(Site::Allocator), derived: true, ..fault.clone() };
+            let derived = AttachedProbe {
+                site: Some(Site::Allocator),
+                derived: true,
+                ..fault.clone()
+            };
             probes.push(derived);
         }
         if layout.without_block > 0 {
@@ -225,11 +246,17 @@ impl Tracer {
     pub fn snapshot(&mut self) -> Snapshot {
         for cpu in 0..self.layout.cpus {
             for block in 0..self.layout.blocks() {
-                let element = self.blocks.element((cpu * self.layout.blocks() + block) as usize);
+                let element = self
+                    .blocks
+                    .element((cpu * self.layout.blocks() + block) as usize);
                 let key = (block != u32::from(OTHER)).then(|| self.layout.keys[block as usize - 1]);
                 // SAFETY: a field of a valid element; volatile, since the kernel writes it.
                 let count = unsafe { (&raw const (*element).count).read_volatile() };
-                let known = self.last.cells.get(&(cpu, key)).map_or(0, |known| known.count);
+                let known = self
+                    .last
+                    .cells
+                    .get(&(cpu, key))
+                    .map_or(0, |known| known.count);
                 if count != known {
                     self.last.cells.insert((cpu, key), Arc::new(read(element)));
                 }
@@ -253,7 +280,10 @@ impl Tracer {
         }
         wait_for_running_programs();
         let total = self.snapshot();
-        Ended { losses: self.losses(&total), total }
+        Ended {
+            losses: self.losses(&total),
+            total,
+        }
     }
 
     /// What has not been recorded, beside `snapshot`, which was.
@@ -266,10 +296,14 @@ impl Tracer {
                 continue;
             }
             let counts = pairs.entry(*pair).or_default();
-            counts.programs_skipped =
-                programs.iter().map(|program| program.skipped(&self.ebpf)).sum();
+            counts.programs_skipped = programs
+                .iter()
+                .map(|program| program.skipped(&self.ebpf))
+                .sum();
             for cpu in 0..self.layout.cpus {
-                let slot = self.slots.element((cpu * Pair::COUNT + *pair as u32) as usize);
+                let slot = self
+                    .slots
+                    .element((cpu * Pair::COUNT + *pair as u32) as usize);
                 // SAFETY: a valid element; volatile, since the kernel may write it.
                 let slot = unsafe { slot.read_volatile() };
                 let Slot { owner, key, .. } = slot;
@@ -311,7 +345,11 @@ impl Tracer {
                 // All clears of unknown key are put down to the main pair.
                 Pair::Clear => {
                     other_keys
-                        + recorded(&[Site::FolioZeroUser, Site::ClearHugePage, Site::ProcessHugePage])
+                        + recorded(&[
+                            Site::FolioZeroUser,
+                            Site::ClearHugePage,
+                            Site::ProcessHugePage,
+                        ])
                 }
                 Pair::ClearGigantic => recorded(&[Site::ClearGiganticPage]),
                 Pair::Allocator => recorded(&[Site::Allocator]),
@@ -320,13 +358,19 @@ impl Tracer {
         }
         let counts_skips = aya::util::KernelVersion::current()
             .is_ok_and(|version| version >= aya::util::KernelVersion::new(5, 12, 0));
-        Losses::new(&pairs.into_values().collect::<Vec<_>>(), other_keys, counts_skips)
+        Losses::new(
+            &pairs.into_values().collect::<Vec<_>>(),
+            other_keys,
+            counts_skips,
+        )
     }
 
     /// Whether the durations of this site include more than the clear.
     #[must_use]
     pub fn is_derived(&self, site: Site) -> bool {
-        self.probes.iter().any(|probe| probe.site == Some(site) && probe.derived)
+        self.probes
+            .iter()
+            .any(|probe| probe.site == Some(site) && probe.derived)
     }
 
     /// Memory that the maps take, in bytes.
@@ -338,7 +382,9 @@ impl Tracer {
 
 impl fmt::Debug for Tracer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Tracer").field("probes", &self.probes).finish_non_exhaustive()
+        f.debug_struct("Tracer")
+            .field("probes", &self.probes)
+            .finish_non_exhaustive()
     }
 }
 
@@ -367,15 +413,30 @@ fn check_privileges(facts: &Facts) -> Result<(), TraceError> {
     if has_all {
         return Ok(());
     }
-    let held: Vec<&str> = ["CAP_BPF", "CAP_PERFMON"].into_iter().filter(|name| privileges.has(name)).collect();
+    let held: Vec<&str> = ["CAP_BPF", "CAP_PERFMON"]
+        .into_iter()
+        .filter(|name| privileges.has(name))
+        .collect();
     Err(TraceError::NotPermitted {
-        held: if held.is_empty() { "neither".to_owned() } else { format!("only {}", held.join(", ")) },
+        held: if held.is_empty() {
+            "neither".to_owned()
+        } else {
+            format!("only {}", held.join(", "))
+        },
     })
 }
 
 fn model_from(facts: &Facts, set: &ProbeSet) -> ModelFrom {
-    let may_change = facts.preempt.modes.iter().any(|mode| mode.model != facts.preempt.model);
-    match (may_change, facts.preempt.mode_symbol_address, &set.preempt_switch) {
+    let may_change = facts
+        .preempt
+        .modes
+        .iter()
+        .any(|mode| mode.model != facts.preempt.model);
+    match (
+        may_change,
+        facts.preempt.mode_symbol_address,
+        &set.preempt_switch,
+    ) {
         (true, Some(_), Some(_)) => ModelFrom::Watched,
         (true, Some(_), None) => ModelFrom::EachClear,
         (false, _, _) | (true, None, _) => ModelFrom::Fixed,
@@ -401,8 +462,14 @@ fn config(
         },
         tgid: filter.tgid.unwrap_or(0),
         // Clears are of huge pages; an order of 0 is an ordinary page.
-        min_order: filter.min_bytes.map_or(1, |bytes| bytes.div_ceil(base).next_power_of_two().ilog2().max(1)),
-        max_order: filter.max_bytes.map_or(hugeclear_ebpf::key::MAX_ORDER, |bytes| (bytes / base).max(1).ilog2()),
+        min_order: filter.min_bytes.map_or(1, |bytes| {
+            bytes.div_ceil(base).next_power_of_two().ilog2().max(1)
+        }),
+        max_order: filter
+            .max_bytes
+            .map_or(hugeclear_ebpf::key::MAX_ORDER, |bytes| {
+                (bytes / base).max(1).ilog2()
+            }),
         cpus: layout.cpus,
         blocks: layout.blocks(),
         model_from: model_from as u32,
@@ -414,7 +481,10 @@ fn config(
             .and_then(|thp| keys::order(thp.pmd_size_bytes?, base))
             .unwrap_or(0),
         allocator_before_clear: u32::from(set.allocator == Allocator::BeforeClear),
-        allocator_in_fault: u32::from(matches!(set.allocator, Allocator::Probe { in_fault: true, .. })),
+        allocator_in_fault: u32::from(matches!(
+            set.allocator,
+            Allocator::Probe { in_fault: true, .. }
+        )),
     };
     if let Some(comm) = &filter.comm {
         let mut bytes = [0; 16];
@@ -464,12 +534,18 @@ fn watch_preempt_model(
     set: &ProbeSet,
     refusals: &mut Vec<Refusal>,
 ) -> Result<Option<Attachment>, TraceError> {
-    let Some(probe) = &set.preempt_switch else { return Ok(None) };
+    let Some(probe) = &set.preempt_switch else {
+        return Ok(None);
+    };
     let attached = try_methods(probe, facts, refusals, |method| {
         attach::attach_preempt_switch(ebpf, btf, probe, method)
     });
-    let Some((_, attachment)) = attached else { return Ok(None) };
-    let Some(map) = ebpf.map_mut("PREEMPT_MODEL") else { return Ok(None) };
+    let Some((_, attachment)) = attached else {
+        return Ok(None);
+    };
+    let Some(map) = ebpf.map_mut("PREEMPT_MODEL") else {
+        return Ok(None);
+    };
     let mut kept: Array<_, u32> =
         Array::try_from(map).map_err(|error| TraceError::Load(error.to_string()))?;
     // The facts are older than the probe: read the model again, and once more after storing it, in
@@ -480,11 +556,14 @@ fn watch_preempt_model(
             .as_ref()
             .zip(facts.preempt.mode_symbol_address)
             .and_then(|(memory, address)| memory.read_u32(address).ok())
-            .map_or(facts.preempt.model, |mode| facts.preempt.model_of(mode.cast_signed()))
+            .map_or(facts.preempt.model, |mode| {
+                facts.preempt.model_of(mode.cast_signed())
+            })
     };
     loop {
         let model = now();
-        kept.set(0, model as u32, 0).map_err(|error| TraceError::Load(error.to_string()))?;
+        kept.set(0, model as u32, 0)
+            .map_err(|error| TraceError::Load(error.to_string()))?;
         if now() == model {
             return Ok(Some(attachment));
         }
@@ -522,7 +601,8 @@ fn array<T: Copy>(ebpf: &mut Ebpf, name: &str, entries: u32) -> anyhow::Result<M
 }
 
 fn take_map(ebpf: &mut Ebpf, name: &str) -> Map {
-    ebpf.take_map(name).expect("the object is built from the same source tree")
+    ebpf.take_map(name)
+        .expect("the object is built from the same source tree")
 }
 
 /// Waits until every program that was running when its link was closed has ended: a grace period of

@@ -27,7 +27,11 @@ impl Aggregate {
         if other.count == 0 {
             return;
         }
-        self.min_ns = if self.count == 0 { other.min_ns } else { self.min_ns.min(other.min_ns) };
+        self.min_ns = if self.count == 0 {
+            other.min_ns
+        } else {
+            self.min_ns.min(other.min_ns)
+        };
         self.max_ns = self.max_ns.max(other.max_ns);
         self.count += other.count;
         self.sum_ns += other.sum_ns;
@@ -49,21 +53,38 @@ impl Aggregate {
             .histogram
             .iter()
             .map(|(&index, &count)| {
-                (index, count.saturating_sub(earlier.histogram.get(&index).copied().unwrap_or(0)))
+                (
+                    index,
+                    count.saturating_sub(earlier.histogram.get(&index).copied().unwrap_or(0)),
+                )
             })
             .filter(|&(_, count)| count > 0)
             .collect();
         let count = self.count.saturating_sub(earlier.count);
         let bounds = |index: &u16| bucket::bounds(usize::from(*index));
-        let lowest = histogram.keys().next().map_or(self.min_ns, |index| bounds(index).0);
-        let highest = histogram.keys().next_back().map_or(self.max_ns, |index| bounds(index).1 - 1);
+        let lowest = histogram
+            .keys()
+            .next()
+            .map_or(self.min_ns, |index| bounds(index).0);
+        let highest = histogram
+            .keys()
+            .next_back()
+            .map_or(self.max_ns, |index| bounds(index).1 - 1);
         let is_new_min = earlier.count == 0 || self.min_ns < earlier.min_ns;
         Self {
             count,
             sum_ns: self.sum_ns.saturating_sub(earlier.sum_ns),
             sum_squares: self.sum_squares.saturating_sub(earlier.sum_squares),
-            min_ns: if is_new_min { self.min_ns } else { lowest.max(self.min_ns) },
-            max_ns: if self.max_ns > earlier.max_ns { self.max_ns } else { highest.min(self.max_ns) },
+            min_ns: if is_new_min {
+                self.min_ns
+            } else {
+                lowest.max(self.min_ns)
+            },
+            max_ns: if self.max_ns > earlier.max_ns {
+                self.max_ns
+            } else {
+                highest.min(self.max_ns)
+            },
             histogram,
         }
     }
@@ -115,15 +136,25 @@ impl Aggregate {
 
 impl From<&Block> for Aggregate {
     fn from(block: &Block) -> Self {
-        let Block { count, sum_ns, sum_squares: [low, high], max_ns, max_complement, buckets } =
-            block;
+        let Block {
+            count,
+            sum_ns,
+            sum_squares: [low, high],
+            max_ns,
+            max_complement,
+            buckets,
+        } = block;
         Self {
             count: *count,
             sum_ns: u128::from(*sum_ns),
             sum_squares: u128::from(*high) << 64 | u128::from(*low),
             min_ns: if *count == 0 { 0 } else { !max_complement },
             max_ns: *max_ns,
-            histogram: (0..).zip(buckets).filter(|(_, count)| **count > 0).map(|(index, count)| (index, *count)).collect(),
+            histogram: (0..)
+                .zip(buckets)
+                .filter(|(_, count)| **count > 0)
+                .map(|(index, count)| (index, *count))
+                .collect(),
         }
     }
 }
@@ -160,7 +191,14 @@ mod tests {
     #[test]
     fn nothing_has_no_statistics() {
         let nothing = Aggregate::default();
-        assert_eq!((nothing.mean_ns(), nothing.stddev_ns(), nothing.quantile_ns(0.5)), (None, None, None));
+        assert_eq!(
+            (
+                nothing.mean_ns(),
+                nothing.stddev_ns(),
+                nothing.quantile_ns(0.5)
+            ),
+            (None, None, None)
+        );
         assert_eq!(aggregate(&[7]).stddev_ns(), None);
     }
 

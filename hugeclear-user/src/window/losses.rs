@@ -65,9 +65,8 @@ impl Losses {
     pub fn new(pairs: &[PairCounts], other_keys: u64, counts_skips: bool) -> Self {
         let sum = |field: fn(&PairCounts) -> u64| pairs.iter().map(field).sum::<u64>();
         let missing = |pair: &PairCounts| {
-            pair.entries.saturating_sub(
-                pair.recorded + pair.end_before_start + pair.map_full + pair.open,
-            )
+            pair.entries
+                .saturating_sub(pair.recorded + pair.end_before_start + pair.map_full + pair.open)
         };
         Self {
             entries_without_exit: sum(missing),

@@ -77,8 +77,17 @@ pub fn rows(
         .iter()
         .filter_map(|(&(cpu, key), aggregate)| {
             let page_size_bytes = key.map(|key| base_page_bytes << key.order);
-            row(cpu, key.map(|key| key.site), key.map(|key| key.model), page_size_bytes, aggregate)
-                .map(|row| Row { derived: row.site.is_some_and(&derived), ..row })
+            row(
+                cpu,
+                key.map(|key| key.site),
+                key.map(|key| key.model),
+                page_size_bytes,
+                aggregate,
+            )
+            .map(|row| Row {
+                derived: row.site.is_some_and(&derived),
+                ..row
+            })
         })
         .collect()
 }

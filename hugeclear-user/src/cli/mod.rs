@@ -1,0 +1,24 @@
+//! The command line and what its subcommands do.
+
+pub mod args;
+pub mod doctor;
+pub mod trace;
+pub mod workload;
+
+use std::process::ExitCode;
+
+use anyhow::Result;
+
+use args::{Cli, Command};
+
+/// Does what the command line asks.
+///
+/// # Errors
+/// What stopped it, in one line.
+pub fn run(cli: Cli) -> Result<ExitCode> {
+    match cli.command {
+        None => trace::run(&cli.trace),
+        Some(Command::Doctor(args)) => doctor::run(&args),
+        Some(Command::Workload(args)) => workload::main(&args),
+    }
+}

@@ -1,0 +1,387 @@
+//! The live trace.
+
+use std::{
+    fs::File,
+    io::{self, Write},
+    os::{
+        fd::{AsFd as _, OwnedFd},
+        unix::process::ExitStatusExt as _,
+    },
+    path::Path,
+    process::{ExitCode, ExitStatus, Stdio},
+    time::Duration,
+};
+
+use anyhow::{Context as _, Result};
+use aya_log::EbpfLogger;
+use log::Log;
+use nix::{
+    sys::signal::{Signal, kill},
+    time::{ClockId, clock_gettime},
+    unistd::Pid,
+};
+use tokio::{
+    io::{Interest, unix::AsyncFd},
+    process::{Child, Command},
+    signal::unix::{SignalKind, signal},
+    time::{Instant, MissedTickBehavior, interval_at, sleep_until, timeout},
+};
+
+use super::args::TraceArgs;
+use crate::{
+    facts::{Facts, vmstat},
+    notes::{self, Note, Seen},
+    probes::{
+        select::{self, Wanted},
+        tracer::{Ended, Filter, Tracer},
+    },
+    report::{self, Kind, Report, Summary},
+    term::{self, Refresh},
+    window::{Grouping, Losses, Snapshot, rows},
+};
+
+/// How often the live table is renewed.
+const REFRESH: Duration = Duration::from_secs(1);
+/// How long a command may take to end after SIGTERM before it is left to itself.
+const GRACE: Duration = Duration::from_secs(5);
+
+/// Traces until a signal, the end of the duration or the end of the command.
+///
+/// # Errors
+/// If nothing can be traced, the command cannot be started, or the output cannot be written.
+pub fn run(args: &TraceArgs) -> Result<ExitCode> {
+    if args.verbose {
+        env_logger::Builder::new()
+            .filter_level(log::LevelFilter::Info)
+            .format(|out, record| writeln!(out, "{}", record.args()))
+            .init();
+    }
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .context("cannot start the event loop")?;
+    runtime.block_on(trace(args))
+}
+
+async fn trace(args: &TraceArgs) -> Result<ExitCode> {
+    // Signals first: from here on, none ends us without a detach.
+    let mut interrupt = signal(SignalKind::interrupt()).context("cannot catch SIGINT")?;
+    let mut terminate = signal(SignalKind::terminate()).context("cannot catch SIGTERM")?;
+    let mut output = Output::open(args)?;
+
+    let facts = Facts::read(Path::new("/"));
+    let wanted = Wanted {
+        method: args.method,
+        allocator: args.allocator,
+    };
+    let set = select::select(&facts, &wanted);
+    let mut tracer = Tracer::attach(&facts, &set, &filter(args), args.verbose)?;
+    let mut session = Session::new(&facts, &tracer, args);
+    let mut log = args.verbose.then(|| kernel_log(&mut tracer)).flatten();
+
+    let mut command = match &args.command[..] {
+        [] => None,
+        [program, arguments @ ..] => {
+            let mut command = Command::new(program);
+            command.args(arguments).stdout(output.for_command()?);
+            Some(
+                command
+                    .spawn()
+                    .with_context(|| format!("cannot run `{}`", program.display()))?,
+            )
+        }
+    };
+    if args.command.is_empty() && !output.refreshes && term::stderr_is_terminal() {
+        eprintln!("tracing; Ctrl-C detaches and prints");
+    }
+
+    let start = Instant::now();
+    let period = args.interval.unwrap_or(REFRESH);
+    let mut ticks = interval_at(start + period, period);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let deadline = args.duration.map(|duration| start + duration);
+    let needs_ticks = args.interval.is_some() || output.refreshes;
+
+    let end = loop {
+        tokio::select! {
+            _ = interrupt.recv() => break End::Asked,
+            _ = terminate.recv() => break End::Asked,
+            status = finished(&mut command) => break End::Command(status?),
+            () = passed(deadline) => break End::Asked,
+            _ = ticks.tick(), if needs_ticks => {
+                let snapshot = tracer.snapshot();
+                let losses = tracer.losses(&snapshot);
+                if args.interval.is_some() {
+                    output.print(&session.window(&snapshot, losses))?;
+                } else {
+                    output.refresh(&session.total(&snapshot, losses, now_ns()))?;
+                }
+            }
+            () = flush(&mut log) => {}
+        }
+    };
+
+    // What ends the trace ends it before the command is asked to stop: its exit may clear no more,
+    // and takes time.
+    let Ended { total, losses } = tracer.end();
+    let end_ns = now_ns();
+    if args.interval.is_some() {
+        output.print(&session.window(&total, losses))?;
+    }
+    output.print(&session.total(&total, losses, end_ns))?;
+    Ok(match end {
+        End::Command(status) => exit_code(status),
+        End::Asked => {
+            stop(command).await;
+            ExitCode::SUCCESS
+        }
+    })
+}
+
+/// Why a trace ends.
+enum End {
+    /// A signal, or the end of the duration.
+    Asked,
+    /// The command has ended.
+    Command(ExitStatus),
+}
+
+fn filter(args: &TraceArgs) -> Filter {
+    Filter {
+        tgid: args.pid,
+        comm: args.comm.clone(),
+        min_bytes: args.min_size,
+        max_bytes: args.max_size,
+    }
+}
+
+/// The state from which reports are made.
+struct Session<'a> {
+    facts: &'a Facts,
+    summary: Summary,
+    probes: Vec<crate::probes::tracer::AttachedProbe>,
+    notes: Vec<Note>,
+    grouping: Grouping,
+    filtered: bool,
+    start_ns: u64,
+    /// Huge-page faults of the machine before the start, as /proc/vmstat counts them.
+    thp_faults_before: Option<u64>,
+    /// Start of the current window, and what had been recorded until then.
+    window_start_ns: u64,
+    window_base: Snapshot,
+}
+
+impl<'a> Session<'a> {
+    fn new(facts: &'a Facts, tracer: &Tracer, args: &TraceArgs) -> Self {
+        let start_ns = now_ns();
+        Self {
+            facts,
+            summary: Summary::new(facts),
+            probes: tracer.probes.clone(),
+            notes: [notes::of_machine(facts), tracer.notes.clone()].concat(),
+            grouping: if args.per_cpu {
+                Grouping::PerCpu
+            } else {
+                Grouping::Machine
+            },
+            filtered: filter(args) != Filter::default(),
+            start_ns,
+            thp_faults_before: thp_faults(),
+            window_start_ns: start_ns,
+            window_base: Snapshot::default(),
+        }
+    }
+
+    /// The report of what was recorded since the last window, or the start.
+    fn window(&mut self, snapshot: &Snapshot, losses: Losses) -> Report {
+        let difference = snapshot.since(&self.window_base);
+        let end_ns = now_ns();
+        let report = self.report(
+            Kind::Window,
+            &difference,
+            losses,
+            (self.window_start_ns, end_ns),
+        );
+        self.window_start_ns = end_ns;
+        self.window_base = snapshot.clone();
+        report
+    }
+
+    /// The report of all that was recorded.
+    fn total(&self, snapshot: &Snapshot, losses: Losses, end_ns: u64) -> Report {
+        self.report(Kind::Total, snapshot, losses, (self.start_ns, end_ns))
+    }
+
+    fn report(
+        &self,
+        kind: Kind,
+        snapshot: &Snapshot,
+        losses: Losses,
+        (start_ns, end_ns): (u64, u64),
+    ) -> Report {
+        let is_derived = |site| {
+            self.probes
+                .iter()
+                .any(|probe| probe.site == Some(site) && probe.derived)
+        };
+        let group = |grouping| rows(snapshot, grouping, self.facts.page_size_bytes, is_derived);
+        let mut notes = self.notes.clone();
+        if kind == Kind::Total && snapshot.count() == 0 {
+            let thp_faults = self.thp_faults_before.zip(thp_faults());
+            notes.push(notes::of_silence(
+                self.facts,
+                &Seen {
+                    thp_faults: thp_faults.map(|(before, after)| after.saturating_sub(before)),
+                    own_clears: losses.own_process,
+                    filtered: self.filtered,
+                    allocator_traced: self
+                        .probes
+                        .iter()
+                        .any(|probe| probe.site == Some(hugeclear_ebpf::key::Site::Allocator)),
+                },
+            ));
+        }
+        Report {
+            kind,
+            start_ns,
+            end_ns,
+            facts: self.summary.clone(),
+            probes: self.probes.clone(),
+            rows: group(self.grouping),
+            totals: match self.grouping {
+                Grouping::Machine => Vec::new(),
+                Grouping::PerCpu => group(Grouping::Machine),
+            },
+            losses,
+            notes,
+        }
+    }
+}
+
+fn thp_faults() -> Option<u64> {
+    vmstat::counter(Path::new("/"), "thp_fault_alloc")
+}
+
+/// Where reports go, and in what form.
+struct Output {
+    to: Box<dyn Write>,
+    is_file: bool,
+    json: bool,
+    /// Whether a table is renewed in place until the end.
+    refreshes: bool,
+    refresh: Refresh,
+}
+
+impl Output {
+    fn open(args: &TraceArgs) -> Result<Self> {
+        let to: Box<dyn Write> = match &args.output {
+            Some(path) => Box::new(
+                File::create(path).with_context(|| format!("cannot write `{}`", path.display()))?,
+            ),
+            None => Box::new(io::stdout()),
+        };
+        let is_file = args.output.is_some();
+        let refreshes =
+            !is_file && !args.json && args.interval.is_none() && term::stdout_is_terminal();
+        Ok(Self {
+            to,
+            is_file,
+            json: args.json,
+            refreshes,
+            refresh: Refresh::default(),
+        })
+    }
+
+    /// Stdout of the traced command: ours carries only our data.
+    fn for_command(&self) -> Result<Stdio> {
+        if self.is_file {
+            return Ok(Stdio::inherit());
+        }
+        let stderr: OwnedFd = io::stderr()
+            .as_fd()
+            .try_clone_to_owned()
+            .context("cannot duplicate stderr")?;
+        Ok(stderr.into())
+    }
+
+    /// Renews the table on the terminal.
+    fn refresh(&mut self, report: &Report) -> io::Result<()> {
+        self.refresh.show(&mut self.to, &report::table(report))
+    }
+
+    /// Prints a report to stay.
+    fn print(&mut self, report: &Report) -> io::Result<()> {
+        self.refresh.clear(&mut self.to)?;
+        let text = if self.json {
+            report::json(report)
+        } else {
+            report::table(report)
+        };
+        self.to.write_all(text.as_bytes())?;
+        self.to.flush()
+    }
+}
+
+/// The end of the command; never, without one.
+async fn finished(command: &mut Option<Child>) -> Result<ExitStatus> {
+    match command {
+        Some(child) => child.wait().await.context("cannot wait for the command"),
+        None => std::future::pending().await,
+    }
+}
+
+/// The end of the duration; never, without one.
+async fn passed(deadline: Option<Instant>) {
+    match deadline {
+        Some(deadline) => sleep_until(deadline).await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Asks a command that still runs to end, and waits for it a little.
+async fn stop(command: Option<Child>) {
+    let Some(mut child) = command else { return };
+    let Some(id) = child.id() else { return };
+    // It may have ended just now, or by the same Ctrl-C.
+    let _ = kill(Pid::from_raw(id.cast_signed()), Signal::SIGTERM);
+    if timeout(GRACE, child.wait()).await.is_err() {
+        eprintln!("the command (pid {id}) did not end on SIGTERM and still runs");
+    }
+}
+
+fn exit_code(status: ExitStatus) -> ExitCode {
+    let code = status
+        .code()
+        .or_else(|| status.signal().map(|signal| 128 + signal))
+        .unwrap_or(1);
+    ExitCode::from(u8::try_from(code).unwrap_or(1))
+}
+
+type KernelLog = AsyncFd<EbpfLogger<&'static dyn Log>>;
+
+fn kernel_log(tracer: &mut Tracer) -> Option<KernelLog> {
+    let log = tracer.take_log()?;
+    // SAFETY: the logger owns its ring buffer and its descriptor, and keeps both until it is dropped.
+    unsafe { AsyncFd::register_with_interest(log, Interest::READABLE) }.ok()
+}
+
+/// Prints what the kernel side has logged, once there is something; never, without a log.
+async fn flush(log: &mut Option<KernelLog>) {
+    let Some(log) = log else {
+        return std::future::pending().await;
+    };
+    if let Ok(mut ready) = log.readable_mut().await {
+        ready.get_inner_mut().flush();
+        ready.clear_ready();
+    }
+}
+
+/// CLOCK_MONOTONIC, in ns: the clock of `bpf_ktime_get_ns`.
+fn now_ns() -> u64 {
+    clock_gettime(ClockId::CLOCK_MONOTONIC).map_or(0, |time| {
+        Duration::from(time)
+            .as_nanos()
+            .try_into()
+            .unwrap_or(u64::MAX)
+    })
+}

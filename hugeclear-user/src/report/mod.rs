@@ -1,0 +1,121 @@
+//! What a trace found, ready to be shown, and the forms it is shown in. Pure.
+
+mod table;
+
+use serde::Serialize;
+
+pub use table::table;
+
+use crate::{
+    facts::{Facts, PreemptModel},
+    notes::Note,
+    probes::tracer::AttachedProbe,
+    window::{Losses, Row},
+};
+
+/// What a report is of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Kind {
+    /// One interval.
+    Window,
+    /// The whole trace.
+    Total,
+}
+
+/// A report: the JSON that programs read, and all that the table shows.
+#[derive(Clone, Debug, Serialize)]
+pub struct Report {
+    /// What it is of.
+    #[serde(rename = "type")]
+    pub kind: Kind,
+    /// When it begins, in ns of CLOCK_MONOTONIC, the clock of the durations.
+    pub start_ns: u64,
+    /// When it ends, likewise.
+    pub end_ns: u64,
+    /// The machine.
+    pub facts: Summary,
+    /// How the sites are traced.
+    pub probes: Vec<AttachedProbe>,
+    /// The clears. Rows never overlap.
+    pub rows: Vec<Row>,
+    /// The sums of `rows` over the CPUs, where those are of single CPUs: a table shows them, a
+    /// program can add.
+    #[serde(skip)]
+    pub totals: Vec<Row>,
+    /// What the rows do not hold; cumulative since the trace began.
+    pub losses: Losses,
+    /// What one should know.
+    pub notes: Vec<Note>,
+}
+
+/// The facts that a result depends on.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Summary {
+    /// Kernel release.
+    pub release: String,
+    /// Kernel build string.
+    pub version: String,
+    /// Architecture.
+    pub machine: String,
+    /// Processor model.
+    pub cpu_model: Option<String>,
+    /// Possible CPUs.
+    pub cpus_possible: Option<u32>,
+    /// Online memory nodes.
+    pub nodes: usize,
+    /// Preemption model when the trace began; each row has the one of its clears.
+    pub preempt_model: PreemptModel,
+    /// Whence that is known.
+    pub preempt_source: String,
+    /// Under `rt`: full or lazy.
+    pub preempt_dynamic: Option<PreemptModel>,
+    /// How this kernel clears, if the facts tell.
+    pub strategy: Option<String>,
+    /// Setting of anonymous THP; `None`: not built in.
+    pub thp_enabled: Option<String>,
+    /// Setting of THP defragmentation; `None`: not built in.
+    pub thp_defrag: Option<String>,
+    /// Whether the page allocator zeroes what it hands out; `None`: not known.
+    pub init_on_alloc: Option<bool>,
+    /// Whether the page allocator zeroes what it takes back; `None`: not known.
+    pub init_on_free: Option<bool>,
+    /// Bytes of a base page.
+    pub page_size_bytes: u64,
+}
+
+impl Summary {
+    /// The facts that a result depends on.
+    #[must_use]
+    pub fn new(facts: &Facts) -> Self {
+        let thp = facts.thp.as_ref();
+        Self {
+            release: facts.release.clone(),
+            version: facts.version.clone(),
+            machine: facts.machine.clone(),
+            cpu_model: facts.cpu.model.clone(),
+            cpus_possible: facts.cpu.possible,
+            nodes: facts.numa.nodes.len(),
+            preempt_model: facts.preempt.model,
+            preempt_source: facts.preempt.source.clone(),
+            preempt_dynamic: facts.preempt.dynamic,
+            strategy: facts.strategy().map(str::to_owned),
+            thp_enabled: thp
+                .and_then(|thp| thp.enabled)
+                .map(|enabled| enabled.as_str().to_owned()),
+            thp_defrag: thp.and_then(|thp| thp.defrag.clone()),
+            init_on_alloc: facts.init_on_alloc.on,
+            init_on_free: facts.init_on_free.on,
+            page_size_bytes: facts.page_size_bytes,
+        }
+    }
+}
+
+/// The report as one line of JSON, with its end of line.
+///
+/// # Panics
+/// Never: every part of a report can be JSON.
+#[must_use]
+pub fn json(report: &Report) -> String {
+    serde_json::to_string(report).expect("no maps with other keys than strings") + "\n"
+}
