@@ -36,6 +36,15 @@ impl Pair {
     ];
     /// How many there are.
     pub const COUNT: u32 = Self::ALL.len() as u32;
+
+    /// Whether its calls are clears; else they are faults, which may contain clears.
+    #[must_use]
+    pub const fn clears(self) -> bool {
+        match self {
+            Self::Clear | Self::ClearGigantic | Self::Allocator => true,
+            Self::ThpFault | Self::AnonFault => false,
+        }
+    }
 }
 
 /// Where the entry program finds the size of the page.

@@ -2,7 +2,10 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::facts::{Facts, PreemptModel, ThpEnabled};
+use crate::{
+    facts::{Facts, HugeFaults, PreemptModel, ThpEnabled},
+    probes::select::AllocatorReach,
+};
 
 /// A remark about a result, shown with it and part of its JSON.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -46,49 +49,70 @@ pub fn of_machine(facts: &Facts) -> Vec<Note> {
     notes
 }
 
-/// What was seen of the machine during a trace without a clear.
+/// What was seen of the machine during a trace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Seen {
-    /// By how much `thp_fault_alloc` of /proc/vmstat rose.
-    pub thp_faults: Option<u64>,
+    /// Clears that were recorded.
+    pub clears: u64,
+    /// Anonymous huge-page faults by the kernel's own count.
+    pub faults: HugeFaults,
     /// Clears of the tracer itself.
     pub own_clears: u64,
     /// Whether the user asked for some clears only.
     pub filtered: bool,
-    /// Whether the site `allocator` was traced.
-    pub allocator_traced: bool,
+    /// Which clears in the page allocator were traced.
+    pub allocator: AllocatorReach,
 }
 
-/// Why there may have been no clear.
+/// What the kernel counted and the trace may not have seen, and why; or why there was nothing.
 #[must_use]
-pub fn of_silence(facts: &Facts, seen: &Seen) -> Note {
-    let enabled = facts.thp.as_ref().and_then(|thp| thp.enabled);
-    let text = match seen.thp_faults {
-        Some(faults) if faults > seen.own_clears && seen.filtered => format!(
-            "no clear matched the filters, while the machine had {faults} THP faults \
-             (thp_fault_alloc)"
-        ),
-        Some(faults)
-            if faults > seen.own_clears
-                && facts.init_on_alloc.on != Some(false)
-                && !seen.allocator_traced =>
-        {
+pub fn of_unseen(facts: &Facts, seen: &Seen) -> Option<Note> {
+    let HugeFaults { thp, mthp } = seen.faults;
+    let zeroes_in_allocator = facts.init_on_alloc.on != Some(false);
+    let unseen = |faults: u64, size: &str, counter: &str, remedy: &str| {
+        Note::new(
+            "allocator_unseen",
             format!(
-                "the machine had {faults} THP faults (thp_fault_alloc), but with init_on_alloc the \
-                 page allocator zeroes their pages, and it is not traced"
-            )
-        }
-        Some(faults) if faults > seen.own_clears => format!(
-            "the machine had {faults} THP faults (thp_fault_alloc), but no clear was seen: please \
-             report this kernel, with the output of hugeclear-trace doctor --json"
-        ),
-        Some(_) if enabled == Some(ThpEnabled::Never) => "no huge page was faulted: THP is off \
-             (/sys/kernel/mm/transparent_hugepage/enabled is never), and no hugetlb page was asked for"
-            .to_owned(),
-        Some(_) if enabled == Some(ThpEnabled::Madvise) => "no huge page was faulted: THP is for \
-             memory that asks with madvise(MADV_HUGEPAGE), none did, and no hugetlb page was asked for"
-            .to_owned(),
-        Some(_) | None => "no huge page was faulted".to_owned(),
+                "the machine had {faults} {size} faults ({counter}); with init_on_alloc the page \
+                 allocator zeroes their pages, which was not traced: {remedy}"
+            ),
+        )
     };
-    Note::new("no_clears", text)
+    if zeroes_in_allocator && seen.allocator == AllocatorReach::Nothing && thp > 0 {
+        return Some(unseen(thp, "THP", "thp_fault_alloc", "see the notes above"));
+    }
+    if zeroes_in_allocator && seen.allocator != AllocatorReach::EverySize && mthp > 0 {
+        let remedy = "no mTHP size was enabled when the trace began; start it again";
+        return Some(unseen(mthp, "mTHP", "anon_fault_alloc", remedy));
+    }
+    if seen.clears > 0 {
+        return None;
+    }
+
+    let enabled = facts.thp.as_ref().and_then(|thp| thp.enabled);
+    let foreign = (thp + mthp).saturating_sub(seen.own_clears);
+    let text = if foreign > 0 && seen.filtered {
+        format!(
+            "no clear matched the filters; the machine had {foreign} anonymous huge-page faults"
+        )
+    } else if foreign > 0 {
+        format!(
+            "the machine had {foreign} anonymous huge-page faults (thp_fault_alloc), but no clear was \
+             seen: please report this kernel, with the output of hugeclear-trace doctor --json"
+        )
+    } else {
+        let why = match enabled {
+            Some(ThpEnabled::Never) => {
+                ": THP is off (/sys/kernel/mm/transparent_hugepage/enabled is never), and no hugetlb \
+                 page was asked for"
+            }
+            Some(ThpEnabled::Madvise) => {
+                ": THP is for memory that asks with madvise(MADV_HUGEPAGE), none did, and no hugetlb \
+                 page was asked for"
+            }
+            Some(ThpEnabled::Always | ThpEnabled::Inherit) | None => "",
+        };
+        format!("no huge page was faulted{why}")
+    };
+    Some(Note::new("no_clears", text))
 }

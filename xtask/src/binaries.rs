@@ -11,7 +11,7 @@ use serde::Deserialize;
 
 use crate::progress::Step;
 
-/// Builds the hugeclear-trace binary, in the profile for guests.
+/// Builds the hugeclear-trace binary.
 pub(crate) fn build_hugeclear_trace() -> Result<PathBuf> {
     let arguments = ["--package", "hugeclear-user", "--bin", "hugeclear-trace"];
     build("hugeclear-trace", &arguments)
@@ -28,7 +28,7 @@ fn build(binary: &str, arguments: &[&str]) -> Result<PathBuf> {
     let _step = Step::start(format!("building {binary}"));
     let output = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
         .current_dir(crate::workspace())
-        .args(["build", "--quiet", "--profile", "guest"])
+        .args(["build", "--quiet", "--release"])
         .args(["--message-format", "json-render-diagnostics"])
         .args(arguments)
         .stdin(Stdio::null())

@@ -31,7 +31,7 @@ pub(crate) fn enter<C: Call>(call: &C, pair: Pair) {
         return;
     };
     let Task::Selected(thread) = task else {
-        slot.own_process += 1;
+        slot.own_process += u64::from(order.is_some());
         return;
     };
     let key = match order {

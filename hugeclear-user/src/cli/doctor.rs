@@ -265,9 +265,7 @@ fn text(diagnosis: &Diagnosis) -> String {
     match attached {
         Some(probes) => {
             for probe in probes {
-                let site = probe
-                    .site
-                    .map_or("for the allocator's sake", |site| site.name());
+                let site = probe.site.map_or("around allocator", |site| site.name());
                 let derived = if probe.derived { ", derived" } else { "" };
                 line(
                     "attached",

@@ -29,10 +29,10 @@ use tokio::{
 
 use super::args::TraceArgs;
 use crate::{
-    facts::{Facts, vmstat},
+    facts::{Facts, HugeFaults},
     notes::{self, Note, Seen},
     probes::{
-        select::{self, Wanted},
+        select::{self, AllocatorReach, ProbeSet, Wanted},
         tracer::{Ended, Filter, Tracer},
     },
     report::{self, Kind, Report, Summary},
@@ -76,7 +76,7 @@ async fn trace(args: &TraceArgs) -> Result<ExitCode> {
     };
     let set = select::select(&facts, &wanted);
     let mut tracer = Tracer::attach(&facts, &set, &filter(args), args.verbose)?;
-    let mut session = Session::new(&facts, &tracer, args);
+    let mut session = Session::new(&facts, &set, &tracer, args);
     let mut log = args.verbose.then(|| kernel_log(&mut tracer)).flatten();
 
     let mut command = match &args.command[..] {
@@ -163,16 +163,17 @@ struct Session<'a> {
     notes: Vec<Note>,
     grouping: Grouping,
     filtered: bool,
+    allocator: AllocatorReach,
     start_ns: u64,
-    /// Huge-page faults of the machine before the start, as /proc/vmstat counts them.
-    thp_faults_before: Option<u64>,
+    /// Huge-page faults of the machine before the start, as the kernel counts them.
+    faults_before: Option<HugeFaults>,
     /// Start of the current window, and what had been recorded until then.
     window_start_ns: u64,
     window_base: Snapshot,
 }
 
 impl<'a> Session<'a> {
-    fn new(facts: &'a Facts, tracer: &Tracer, args: &TraceArgs) -> Self {
+    fn new(facts: &'a Facts, set: &ProbeSet, tracer: &Tracer, args: &TraceArgs) -> Self {
         let start_ns = now_ns();
         Self {
             facts,
@@ -185,8 +186,9 @@ impl<'a> Session<'a> {
                 Grouping::Machine
             },
             filtered: filter(args) != Filter::default(),
+            allocator: set.allocator_reach(),
             start_ns,
-            thp_faults_before: thp_faults(),
+            faults_before: huge_faults(facts),
             window_start_ns: start_ns,
             window_base: Snapshot::default(),
         }
@@ -226,20 +228,18 @@ impl<'a> Session<'a> {
         };
         let group = |grouping| rows(snapshot, grouping, self.facts.page_size_bytes, is_derived);
         let mut notes = self.notes.clone();
-        if kind == Kind::Total && snapshot.count() == 0 {
-            let thp_faults = self.thp_faults_before.zip(thp_faults());
-            notes.push(notes::of_silence(
-                self.facts,
-                &Seen {
-                    thp_faults: thp_faults.map(|(before, after)| after.saturating_sub(before)),
-                    own_clears: losses.own_process,
-                    filtered: self.filtered,
-                    allocator_traced: self
-                        .probes
-                        .iter()
-                        .any(|probe| probe.site == Some(hugeclear_ebpf::key::Site::Allocator)),
-                },
-            ));
+        if kind == Kind::Total {
+            let faults = self.faults_before.zip(huge_faults(self.facts));
+            let seen = Seen {
+                clears: snapshot.count(),
+                faults: faults
+                    .map(|(before, after)| after.since(before))
+                    .unwrap_or_default(),
+                own_clears: losses.own_process,
+                filtered: self.filtered,
+                allocator: self.allocator,
+            };
+            notes.extend(notes::of_unseen(self.facts, &seen));
         }
         Report {
             kind,
@@ -258,8 +258,9 @@ impl<'a> Session<'a> {
     }
 }
 
-fn thp_faults() -> Option<u64> {
-    vmstat::counter(Path::new("/"), "thp_fault_alloc")
+fn huge_faults(facts: &Facts) -> Option<HugeFaults> {
+    let pmd_bytes = facts.thp.as_ref().and_then(|thp| thp.pmd_size_bytes);
+    HugeFaults::read(Path::new("/"), pmd_bytes)
 }
 
 /// Where reports go, and in what form.

@@ -17,6 +17,8 @@ mod mounts;
 pub mod numa;
 pub mod preempt;
 pub mod privileges;
+#[cfg(test)]
+pub(crate) mod recorded;
 pub(crate) mod source;
 pub mod symbols;
 pub mod thp;
@@ -37,6 +39,7 @@ pub use privileges::Privileges;
 pub use source::Unread;
 pub use symbols::{Symbol, Symbols};
 pub use thp::{Thp, ThpEnabled, ThpSize};
+pub use vmstat::HugeFaults;
 
 use kernel_memory::KernelMemory;
 use source::Source;

@@ -133,6 +133,35 @@ pub struct ProbeSet {
     pub notes: Vec<Note>,
 }
 
+/// Which clears in the allocator a probe set sees.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AllocatorReach {
+    /// None.
+    Nothing,
+    /// Those of PMD-sized pages.
+    Thp,
+    /// Those of every size.
+    EverySize,
+}
+
+impl ProbeSet {
+    /// Which clears in the allocator it sees.
+    #[must_use]
+    pub fn allocator_reach(&self) -> AllocatorReach {
+        let sees_mthp = self
+            .faults
+            .iter()
+            .any(|probe| probe.pair == Pair::AnonFault);
+        match self.allocator {
+            Allocator::Untraced => AllocatorReach::Nothing,
+            Allocator::Probe { .. } | Allocator::BeforeClear if sees_mthp => {
+                AllocatorReach::EverySize
+            }
+            Allocator::Probe { .. } | Allocator::BeforeClear => AllocatorReach::Thp,
+        }
+    }
+}
+
 /// Chooses the probe set.
 #[must_use]
 pub fn select(facts: &Facts, wanted: &Wanted) -> ProbeSet {

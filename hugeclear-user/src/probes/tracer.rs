@@ -109,6 +109,8 @@ pub struct Tracer {
     layout: Layout,
     /// What was read last, so that only what changed is copied again.
     last: Snapshot,
+    /// Exits that were seen while probes were being attached: those of calls that began before.
+    exits_at_attach: u64,
     /// How each function is traced.
     pub probes: Vec<AttachedProbe>,
     /// Every method that was refused, and why.
@@ -181,28 +183,23 @@ impl Tracer {
             });
             if let Some((method, pair)) = attached {
                 attachments.push((probe.pair, pair));
+                // Where the allocator's clears are derived from the faults, those are its probes.
+                let from_fault = set.allocator == Allocator::BeforeClear && probe.clear.is_none();
                 probes.push(AttachedProbe {
-                    site: probe.clear.map(|clear| clear.site),
+                    site: match probe.clear {
+                        Some(clear) => Some(clear.site),
+                        None => from_fault.then_some(Site::Allocator),
+                    },
                     function: probe.function.clone(),
                     method: method.to_string(),
-                    derived: probe.clear.is_some_and(|clear| clear.derived),
+                    derived: from_fault || probe.clear.is_some_and(|clear| clear.derived),
                 });
             }
         }
-        if !probes.iter().any(|probe| probe.site.is_some()) {
+        if !attachments.iter().any(|(pair, _)| pair.clears()) {
             return Err(no_site(refusals));
         }
         let mut notes = set.notes.clone();
-        if set.allocator == Allocator::BeforeClear
-            && let Some(fault) = probes.iter().find(|probe| probe.site.is_none())
-        {
-            let derived = AttachedProbe {
-                site: Some(Site::Allocator),
-                derived: true,
-                ..fault.clone()
-            };
-            probes.push(derived);
-        }
         if layout.without_block > 0 {
             notes.push(Note::new(
                 "keys_without_block",
@@ -221,7 +218,7 @@ impl Tracer {
         let blocks = array(&mut ebpf, "BLOCKS", layout.cpus * layout.blocks()).map_err(map)?;
         let starts = take_map(&mut ebpf, "STARTS");
         let starts = HashMap::try_from(starts).map_err(|error| map(error.into()))?;
-        Ok(Self {
+        let mut tracer = Self {
             attachments,
             preempt_switch,
             ebpf,
@@ -230,10 +227,13 @@ impl Tracer {
             starts,
             layout,
             last: Snapshot::default(),
+            exits_at_attach: 0,
             probes,
             refusals,
             notes,
-        })
+        };
+        tracer.exits_at_attach = tracer.losses(&Snapshot::default()).exits_without_entry;
+        Ok(tracer)
     }
 
     /// Takes the log of the kernel side, for a verbose run.
@@ -292,7 +292,7 @@ impl Tracer {
         let mut pairs: BTreeMap<Pair, PairCounts> = BTreeMap::new();
         for (pair, programs) in &self.attachments {
             // A fault that is open or unknown is no clear lost.
-            if matches!(pair, Pair::ThpFault | Pair::AnonFault) {
+            if !pair.clears() {
                 continue;
             }
             let counts = pairs.entry(*pair).or_default();
