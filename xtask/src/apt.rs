@@ -211,6 +211,10 @@ fn configuration(directory: &Path, sources: &Path) -> String {
 Dir::Etc::sourceparts "/dev/null";
 Dir::State::lists "{directory}/lists";
 Dir::Cache "{directory}/cache";
+// Container images turn these off, and then every call takes seconds to read the lists.
+Dir::Cache::pkgcache "pkgcache.bin";
+Dir::Cache::srcpkgcache "srcpkgcache.bin";
+Acquire::GzipIndexes "true";
 APT::Architecture "amd64";
 #clear APT::Architectures;
 APT::Architectures {{ "amd64"; }};

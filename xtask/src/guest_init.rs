@@ -2,11 +2,15 @@
 //! over the data port, and turns the machine off. See `protocol`.
 
 use std::{
+    ffi::OsString,
     fs::{self, File, OpenOptions},
     io::{self, Read, Write},
     os::{
-        fd::AsFd,
-        unix::{ffi::OsStringExt as _, fs::OpenOptionsExt as _},
+        fd::{AsFd as _, AsRawFd as _, OwnedFd},
+        unix::{
+            ffi::OsStringExt as _,
+            fs::{OpenOptionsExt as _, symlink},
+        },
     },
     process::{ChildStderr, ChildStdout, Command, Stdio},
 };
@@ -47,6 +51,15 @@ fn main() {
 fn serve() -> Result<()> {
     for mount in MOUNTS {
         make_mount(mount.kind, mount.target)?;
+    }
+    // On a host, udev makes these.
+    for (link, target) in [
+        ("/dev/fd", "/proc/self/fd"),
+        ("/dev/stdin", "/proc/self/fd/0"),
+        ("/dev/stdout", "/proc/self/fd/1"),
+        ("/dev/stderr", "/proc/self/fd/2"),
+    ] {
+        symlink(target, link).with_context(|| format!("linking {link}"))?;
     }
     let mut port = open_port()?;
     port.write_all(HELLO)?;
@@ -175,11 +188,11 @@ struct Output {
 
 impl Output {
     fn stdout(pipe: ChildStdout) -> Result<Self> {
-        Self::new(std::os::fd::OwnedFd::from(pipe).into(), Frame::Stdout)
+        Self::new(OwnedFd::from(pipe).into(), Frame::Stdout)
     }
 
     fn stderr(pipe: ChildStderr) -> Result<Self> {
-        Self::new(std::os::fd::OwnedFd::from(pipe).into(), Frame::Stderr)
+        Self::new(OwnedFd::from(pipe).into(), Frame::Stderr)
     }
 
     fn new(pipe: File, frame: fn(Vec<u8>) -> Frame) -> Result<Self> {
@@ -215,10 +228,10 @@ fn forward(output: &mut Option<Output>, port: &mut File, limit: usize) -> Result
 }
 
 /// The arguments in `bytes`, each of which ends with a NUL.
-fn split_arguments(bytes: Vec<u8>) -> Vec<std::ffi::OsString> {
+fn split_arguments(bytes: Vec<u8>) -> Vec<OsString> {
     let mut arguments: Vec<_> = bytes
         .split(|&byte| byte == 0)
-        .map(|argument| std::ffi::OsString::from_vec(argument.to_vec()))
+        .map(|argument| OsString::from_vec(argument.to_vec()))
         .collect();
     // Behind the last NUL.
     arguments.pop();
@@ -245,7 +258,7 @@ fn raise_loopback() -> Result<()> {
         ifr_ifru: libc::__c_anonymous_ifr_ifru { ifru_flags: up },
     };
     // SAFETY: SIOCSIFFLAGS reads one `ifreq`, which lives here, and the socket is open.
-    unsafe { set_interface_flags(std::os::fd::AsRawFd::as_raw_fd(&any), &raw const request) }
+    unsafe { set_interface_flags(any.as_raw_fd(), &raw const request) }
         .context("turning the loopback interface on")?;
     Ok(())
 }

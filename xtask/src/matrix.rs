@@ -41,6 +41,10 @@ pub struct Entry {
     pub package: String,
     /// What `preempt=` on its command line accepts; empty if it is ignored.
     pub preempt: Vec<Preempt>,
+    /// The function with which it clears huge pages.
+    pub site: String,
+    /// With init_on_alloc: whether an anonymous huge page is cleared in the page allocator only.
+    pub allocator_instead: bool,
     /// Why it has no transparent huge pages, if it has none.
     pub no_thp: Option<String>,
 }
@@ -217,6 +221,9 @@ struct Source {
 impl Source {
     /// The newest kernel for `entry`, put into the cache.
     fn fetch(&self, cache: &Cache, entry: &Entry, refresh: Refresh) -> Result<Kernel> {
+        if refresh == Refresh::Never && cache.age_of_lists().is_none() {
+            bail!("nothing was fetched yet; run `cargo xtask vm fetch`");
+        }
         let apt = self.apt.as_ref().map_err(|error| anyhow!("{error:#}"))?;
         let Entry {
             suites, package, ..

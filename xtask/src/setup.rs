@@ -4,7 +4,7 @@
 //! earlier ones install: the linker must be built with the LLVM of the compiler.
 
 use std::{
-    fmt,
+    env, fmt,
     path::Path,
     process::{Command, Stdio},
 };
@@ -182,6 +182,11 @@ fn perform(steps: &[Step]) -> Result<()> {
     for step in steps {
         eprintln!("{step}");
         let (program, arguments) = step.words.split_first().context("a step without words")?;
+        let program = match program.as_str() {
+            // The one that runs us, which need not be on the PATH.
+            "cargo" => env::var_os("CARGO").unwrap_or_else(|| program.into()),
+            _ => program.into(),
+        };
         let status = Command::new(program)
             .args(arguments)
             .envs(step.environment.iter().map(|(name, value)| (name, value)))
@@ -223,8 +228,8 @@ impl fmt::Display for Step {
 }
 
 fn on_path(program: &str) -> bool {
-    std::env::var_os("PATH").is_some_and(|path| {
-        std::env::split_paths(&path).any(|directory| directory.join(program).is_file())
+    env::var_os("PATH").is_some_and(|path| {
+        env::split_paths(&path).any(|directory| directory.join(program).is_file())
     })
 }
 

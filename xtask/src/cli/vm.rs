@@ -77,7 +77,7 @@ struct Run {
     /// Put a file into the guest, with its shared libraries; may be repeated
     ///
     /// Without GUEST, a program goes to /usr/local/bin, which is on the PATH, and any other file
-    /// to /.
+    /// to /. A shell of busybox prefers its own tools: name the path of one that you add again.
     #[arg(long, value_name = "HOST[:GUEST]", value_parser = parse_added)]
     add: Vec<Added>,
     /// How long the guest may take, boot included
