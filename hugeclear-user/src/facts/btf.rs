@@ -36,7 +36,8 @@ pub struct BtfFunction {
 /// Offsets in bytes from the start of the struct; `None`: this kernel has no such member.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Offsets {
-    /// `folio._flags_1`, whose low 8 bits are the order (6.6 and later).
+    /// `folio._flags_1` where its low 8 bits are the order (6.6 and later). `None` where the order
+    /// has a field of its own: 6.1 has a `_flags_1` too, without the order in it.
     pub folio_flags_1: Option<u32>,
     /// `folio._folio_order`, u8 (5.18 to 6.5).
     pub folio_order: Option<u32>,
@@ -213,9 +214,13 @@ impl<'a> Types<'a> {
     fn offsets(&self) -> Offsets {
         let [folio, page, task] = self.structs;
         let member = |of: Option<u32>, path: &[&str]| self.offset_bytes(of?, path);
+        let folio_order = member(folio, &["_folio_order"]);
         Offsets {
-            folio_flags_1: member(folio, &["_flags_1"]),
-            folio_order: member(folio, &["_folio_order"]),
+            folio_flags_1: match folio_order {
+                Some(_) => None,
+                None => member(folio, &["_flags_1"]),
+            },
+            folio_order,
             page_compound_order: member(page, &["compound_order"]),
             folio_nr_pages: member(folio, &["_nr_pages"])
                 .or_else(|| member(folio, &["_folio_nr_pages"])),
@@ -228,10 +233,10 @@ impl<'a> Types<'a> {
     /// Byte offset of a member path; `None` for bit fields.
     fn offset_bytes(&self, id: u32, path: &[&str]) -> Option<u32> {
         let mut id = id;
-        let mut bits = 0;
+        let mut bits = 0_u32;
         for name in path {
             let (member_bits, member_type) = self.member(id, name.as_bytes(), MAX_DEPTH)?;
-            bits += member_bits;
+            bits = bits.checked_add(member_bits)?;
             id = member_type;
         }
         (bits % 8 == 0).then_some(bits / 8)
@@ -262,7 +267,7 @@ impl<'a> Types<'a> {
                 };
                 if member_name == 0 {
                     let (inner_bits, inner_type) = self.member(member_type, name, depth)?;
-                    return Some((bits + inner_bits, inner_type));
+                    return Some((bits.checked_add(inner_bits)?, inner_type));
                 }
                 (self.string(member_name) == name).then_some((bits, member_type))
             })
@@ -314,4 +319,53 @@ impl Header {
 fn word(bytes: &[u8], start: usize) -> Option<u32> {
     let bytes = bytes.get(start..)?.first_chunk()?;
     Some(u32::from_ne_bytes(*bytes))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs, sync::LazyLock};
+
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::facts::recorded;
+
+    static RECORDED: LazyLock<Vec<Vec<u8>>> = LazyLock::new(|| {
+        let btf = |name| fs::read(recorded::tree(name).path().join(PATH)).unwrap();
+        recorded::NAMES.into_iter().map(btf).collect()
+    });
+
+    #[test]
+    fn what_is_no_btf_is_refused_with_a_reason() {
+        let refused = |bytes: &[u8]| Types::parse(bytes).err();
+        assert_eq!(refused(b""), Some("not BTF of this machine's byte order"));
+        assert_eq!(
+            refused(b"\x7fELF"),
+            Some("not BTF of this machine's byte order")
+        );
+        assert_eq!(
+            refused(b"\x9f\xeb\x01\x00\x18"),
+            Some("BTF is shorter than its header says")
+        );
+    }
+
+    proptest! {
+        #[test]
+        fn damaged_btf_never_panics(
+            mut bytes in prop::sample::select(&**RECORDED),
+            damage in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..40),
+            length in prop::option::weighted(0.1, any::<prop::sample::Index>()),
+        ) {
+            for (at, byte) in damage {
+                let at = at.index(bytes.len());
+                bytes[at] = byte;
+            }
+            if let Some(length) = length {
+                bytes.truncate(length.index(bytes.len()) + 1);
+            }
+            if let Ok(types) = Types::parse(&bytes) {
+                let _ = (types.offsets(), types.functions());
+            }
+        }
+    }
 }

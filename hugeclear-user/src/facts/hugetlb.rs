@@ -20,8 +20,7 @@ pub struct HugetlbPool {
     pub reserved_pages: u64,
     /// Pages above the configured number, given back when free.
     pub surplus_pages: u64,
-    /// Limit of surplus pages; `None` where the size cannot be overcommitted (gigantic pages
-    /// before 6.x refuse the read).
+    /// Limit of surplus pages; `None` if unreadable.
     pub overcommit_pages: Option<u64>,
 }
 

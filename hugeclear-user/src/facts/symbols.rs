@@ -171,14 +171,15 @@ impl Symbols {
             }
             true
         });
-        let mut names = |directory: Option<&Path>, file: &str, field: usize| {
-            let path = match directory {
-                Some(directory) => directory.join(file),
-                None => {
-                    source.note(file, &"the file system that holds it is not mounted");
-                    return None;
-                }
+        let mut names = |directory: Option<&Path>, usual: &str, file: &str, field: usize| {
+            let Some(directory) = directory else {
+                source.note(
+                    Path::new(usual).join(file),
+                    &"its file system is not mounted",
+                );
+                return None;
             };
+            let path = directory.join(file);
             let mut found = BTreeSet::new();
             each_line(source, &path, |line| {
                 let name = line
@@ -195,8 +196,13 @@ impl Symbols {
         Self {
             read,
             addresses_hidden: read && addresses_hidden,
-            traceable: names(tracefs, "available_filter_functions", 0),
-            blacklisted: names(debugfs, "kprobes/blacklist", 1),
+            traceable: names(
+                tracefs,
+                "sys/kernel/tracing",
+                "available_filter_functions",
+                0,
+            ),
+            blacklisted: names(debugfs, "sys/kernel/debug", "kprobes/blacklist", 1),
             symbols,
         }
     }

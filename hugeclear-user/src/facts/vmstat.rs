@@ -9,7 +9,11 @@ pub fn counter(root: &Path, name: &str) -> Option<u64> {
     let text = fs::read_to_string(root.join("proc/vmstat")).ok()?;
     text.lines().find_map(|line| {
         let (key, value) = line.split_once(' ')?;
-        if key == name { value.parse().ok() } else { None }
+        if key == name {
+            value.parse().ok()
+        } else {
+            None
+        }
     })
 }
 

@@ -5,6 +5,9 @@ use std::{io, path::PathBuf};
 use super::Kind;
 use crate::units::format_bytes;
 
+/// Memory is compared in whole MiB for people: what is needed rounded up, what there is down.
+const MIB: u64 = 1 << 20;
+
 /// One line each: what, why, what to do.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -84,7 +87,11 @@ pub enum Error {
         wanted: String,
     },
     /// More memory than there is.
-    #[error("{} are needed, {} are available; use a smaller --size", format_bytes(*needed_bytes), format_bytes(*available_bytes))]
+    #[error(
+        "{} are needed, {} are available; use a smaller --size",
+        format_bytes(needed_bytes.div_ceil(MIB).saturating_mul(MIB)),
+        format_bytes(available_bytes / MIB * MIB)
+    )]
     NotEnoughMemory {
         /// Bytes one run needs.
         needed_bytes: u64,

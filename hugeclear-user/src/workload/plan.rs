@@ -264,3 +264,6 @@ fn page_size(args: &Args, machine: &Machine) -> Result<u64, Error> {
     }
     Ok(page_size_bytes)
 }
+
+#[cfg(test)]
+mod tests;

@@ -141,3 +141,84 @@ fn lock(saved: &Mutex<Saved>) -> MutexGuard<'_, Saved> {
     // The list is valid after any panic.
     saved.lock().unwrap_or_else(PoisonError::into_inner)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Files as sysfs shows them, except that they take what is written literally.
+    fn files(values: &[&str]) -> (tempfile::TempDir, Vec<PathBuf>) {
+        let dir = tempfile::tempdir().unwrap();
+        let paths = values
+            .iter()
+            .enumerate()
+            .map(|(number, value)| {
+                let path = dir.path().join(number.to_string());
+                fs::write(&path, format!("{value}\n")).unwrap();
+                path
+            })
+            .collect();
+        (dir, paths)
+    }
+
+    fn change(path: &Path, value: &str) -> Change {
+        Change {
+            path: path.to_owned(),
+            value: value.to_owned(),
+        }
+    }
+
+    #[test]
+    fn a_setting_is_changed_and_put_back() {
+        let (_dir, paths) = files(&["always madvise [never]", "0"]);
+        let changes = [change(&paths[0], "madvise"), change(&paths[1], "8")];
+        let applied = Applied::apply(&changes).unwrap();
+        assert_eq!(current(&paths[0]).unwrap(), "madvise");
+        assert_eq!(current(&paths[1]).unwrap(), "8");
+        applied.put_back().unwrap();
+        assert_eq!(current(&paths[0]).unwrap(), "never");
+        assert_eq!(current(&paths[1]).unwrap(), "0");
+    }
+
+    #[test]
+    fn an_error_on_the_way_puts_back_what_was_changed() {
+        let (dir, paths) = files(&["0"]);
+        let missing = dir.path().join("missing");
+        let error = Applied::apply(&[change(&paths[0], "8"), change(&missing, "1")]).unwrap_err();
+        assert!(matches!(error, Error::Read { path, .. } if path == missing));
+        assert_eq!(current(&paths[0]).unwrap(), "0");
+    }
+
+    #[test]
+    fn one_file_changed_twice_ends_as_it_began() {
+        let (_dir, paths) = files(&["0"]);
+        Applied::apply(&[change(&paths[0], "8"), change(&paths[0], "9")])
+            .unwrap()
+            .put_back()
+            .unwrap();
+        assert_eq!(current(&paths[0]).unwrap(), "0");
+    }
+
+    #[test]
+    fn a_setting_that_does_not_come_back_is_an_error() {
+        let (dir, paths) = files(&["0"]);
+        let applied = Applied::apply(&[change(&paths[0], "8")]).unwrap();
+        drop(dir);
+        assert!(matches!(applied.put_back(), Err(Error::NotPutBack { was, .. }) if was == "0"));
+    }
+
+    #[test]
+    fn a_panic_puts_settings_back_before_anything_unwinds() {
+        let (_dir, paths) = files(&["0"]);
+        let path = paths[0].clone();
+        let panicked = thread::spawn(move || {
+            let applied = Applied::apply(&[change(&path, "8")]).unwrap();
+            // With panic=abort no destructor runs; the hook must do.
+            std::mem::forget(applied);
+            panic!("on purpose");
+        })
+        .join();
+        assert!(panicked.is_err());
+        assert_eq!(current(&paths[0]).unwrap(), "0");
+    }
+}
