@@ -375,6 +375,8 @@ mod tests {
                     suites: Vec::new(),
                     package: "p".into(),
                     preempt: Vec::new(),
+                    site: "folio_zero_user".into(),
+                    allocator_instead: true,
                     no_thp: None,
                 },
                 kernel: if missing.contains(&place) {
