@@ -321,21 +321,28 @@ mod tests {
 
     #[test]
     fn mistakes_in_the_file_are_named() {
-        let entry = |name| format!("[[kernel]]\nname=\"{name}\"\nsuites=[]\npackage=\"p\"\n");
+        let matrix = |names: &[&str], preempt: &str| -> String {
+            let entry = |name| {
+                format!(
+                    "[[kernel]]\nname=\"{name}\"\nsuites=[]\npackage=\"p\"\nsite=\"s\"\n\
+                     allocator_instead=true\n{preempt}\n"
+                )
+            };
+            names.iter().map(entry).collect()
+        };
+        Matrix::parse(&matrix(&["a", "b"], "preempt=[]")).unwrap();
         for (text, complaint) in [
-            (entry("a"), "missing field `preempt`"),
+            (matrix(&["a"], ""), "missing field `preempt`"),
             (
-                entry("a") + "preempt=[\"some\"]\n",
+                matrix(&["a"], "preempt=[\"some\"]"),
                 "unknown variant `some`",
             ),
+            (matrix(&["a"], "colour=1"), "unknown field `colour`"),
             (
-                entry("a") + "preempt=[]\ncolour=1\n",
-                "unknown field `colour`",
-            ),
-            (
-                format!("{0}preempt=[]\n{0}preempt=[]\n", entry("a")),
+                matrix(&["a", "a"], "preempt=[]"),
                 "two kernels are called a",
             ),
+            ("kernel=[]".into(), "names no kernel"),
         ] {
             let error = Matrix::parse(&text).unwrap_err().to_string();
             assert!(error.contains(complaint), "{error}");

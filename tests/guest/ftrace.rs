@@ -1,0 +1,91 @@
+//! Durations agree with ftrace's function_graph of the same function, in the same run.
+
+use std::{fs, path::Path};
+
+use anyhow::{Context as _, Result, ensure};
+
+use crate::{Expected, trace::trace_workload};
+
+const TRACEFS: &str = "/sys/kernel/tracing";
+
+/// How far the two sums may be apart. Both time the same calls from just outside or just inside each
+/// other, so they differ by the instructions of the inner one's probes: a few thousand against the
+/// two million of a clear, in a guest whose clock counts instructions.
+const TOLERANCE: f64 = 0.01;
+
+pub(crate) fn run(expected: &Expected, method: &str) -> Result<()> {
+    let set = |file: &str, value: &str| {
+        fs::write(Path::new(TRACEFS).join(file), value).with_context(|| format!("{file} = {value}"))
+    };
+    set("trace_clock", "mono")?;
+    set("set_ftrace_filter", &expected.site)?;
+    set("max_graph_depth", "1")?;
+    set("current_tracer", "function_graph")?;
+    set("trace", "")?;
+
+    let hugetlb = [
+        "hugetlb",
+        "--page-size",
+        "2M",
+        "--size",
+        "64M",
+        "--configure",
+    ];
+    let thp = ["thp", "--size", "64M"];
+    let workload = if expected.no_thp {
+        &hugetlb[..]
+    } else {
+        &thp[..]
+    };
+    let traced = trace_workload(&["--method", method], workload)?;
+    traced.check_sound()?;
+
+    set("tracing_on", "0")?;
+    let text = fs::read_to_string(Path::new(TRACEFS).join("trace")).context("reading the trace")?;
+    set("current_tracer", "nop")?;
+    let theirs = durations_us(&text, &expected.site)?;
+
+    let row = &traced.rows()[0];
+    ensure!(row["site"] == expected.site.as_str(), "site of {row}");
+    let (count, sum_us) = (
+        row["count"].as_u64(),
+        row["sum_ns"].as_f64().context("sum_ns")? / 1e3,
+    );
+    ensure!(
+        count == Some(theirs.len() as u64),
+        "{} calls in ftrace: {row}",
+        theirs.len()
+    );
+    let their_sum_us: f64 = theirs.iter().sum();
+    let difference = sum_us / their_sum_us - 1.0;
+    println!(
+        "{} clears: ours {sum_us:.0} µs, function_graph {their_sum_us:.0} µs: {:+.4} %",
+        theirs.len(),
+        difference * 100.0
+    );
+    ensure!(
+        difference.abs() < TOLERANCE,
+        "the sums differ by {difference:+.4}"
+    );
+    Ok(())
+}
+
+/// The durations of the calls of `function`, from lines such as ` 0)  ! 473.802 us  |  f();`.
+fn durations_us(trace: &str, function: &str) -> Result<Vec<f64>> {
+    let call = format!("{function}();");
+    trace
+        .lines()
+        // Newer kernels add what it returned, or its arguments, behind.
+        .filter(|line| line.contains(&call) || line.contains(&format!("{function}() {{")))
+        .map(|line| {
+            let words: Vec<&str> = line.split_whitespace().collect();
+            let unit = words
+                .iter()
+                .position(|word| *word == "us")
+                .context("no duration")?;
+            words[unit - 1]
+                .parse()
+                .with_context(|| format!("duration of {line}"))
+        })
+        .collect()
+}

@@ -1,0 +1,233 @@
+//! Signals, exit statuses, two tracers at once, and nothing left behind.
+
+use std::{
+    fs,
+    io::Read as _,
+    process::{Child, Command, Stdio},
+    thread::sleep,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
+use serde_json::Value;
+
+use crate::{
+    Expected,
+    trace::{parse_lines, trace_workload},
+};
+
+/// How long the kernel may take to free what was detached.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+pub(crate) fn run(expected: &Expected) -> Result<()> {
+    // The first trace leaves what it always leaves: kernel threads, caches.
+    trace_workload(&[], &workload())?;
+    let before = Left::now()?;
+    for method in ["fentry", "kprobe"] {
+        for signal in [Signal::SIGINT, Signal::SIGTERM, Signal::SIGKILL] {
+            interrupted(expected, method, signal)
+                .with_context(|| format!("{signal} under {method}"))?;
+            before
+                .await_again()
+                .with_context(|| format!("after {signal} under {method}"))?;
+        }
+    }
+    two_at_once(expected)?;
+    before.await_again().context("after two tracers")?;
+    windows()?;
+    exit_statuses()?;
+    before.await_again().context("at the end")
+}
+
+fn workload() -> [&'static str; 6] {
+    [
+        "hugetlb",
+        "--page-size",
+        "2M",
+        "--size",
+        "64M",
+        "--configure",
+    ]
+}
+
+/// What our kind of tracer could leave in the kernel.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Left {
+    programs: usize,
+    maps: usize,
+    kprobes: String,
+    traced_functions: String,
+}
+
+impl Left {
+    fn now() -> Result<Self> {
+        let read = |path: &str| fs::read_to_string(path).with_context(|| path.to_owned());
+        Ok(Self {
+            programs: aya::programs::loaded_programs().count(),
+            maps: aya::maps::loaded_maps().count(),
+            kprobes: read("/sys/kernel/debug/kprobes/list")?,
+            traced_functions: read("/sys/kernel/tracing/enabled_functions")?,
+        })
+    }
+
+    /// Waits until all is as it was: the kernel frees after a grace period.
+    fn await_again(&self) -> Result<()> {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let now = Self::now()?;
+            if now == *self {
+                return Ok(());
+            }
+            if Instant::now() > deadline {
+                bail!("left behind: {now:?}, before: {self:?}");
+            }
+            sleep(Duration::from_millis(50));
+        }
+    }
+}
+
+/// A tracer that has attached.
+fn start(method: &str) -> Result<Child> {
+    let before = Left::now()?;
+    let child = Command::new("hugeclear-trace")
+        .args(["--json", "--method", method])
+        .stdout(Stdio::piped())
+        .spawn()?;
+    let deadline = Instant::now() + PATIENCE;
+    // It attaches the clear function last, and its probes show at once.
+    let settled = |now: &Left| match method {
+        "fentry" => now.traced_functions != before.traced_functions,
+        _ => now.kprobes.lines().count() >= before.kprobes.lines().count() + 2,
+    };
+    while !settled(&Left::now()?) {
+        ensure!(Instant::now() < deadline, "the tracer did not attach");
+        sleep(Duration::from_millis(50));
+    }
+    // The entry is attached right after the exit.
+    sleep(Duration::from_secs(1));
+    Ok(child)
+}
+
+fn signal(child: &Child, signal: Signal) -> Result<()> {
+    Ok(kill(Pid::from_raw(child.id().cast_signed()), signal)?)
+}
+
+/// Stdout of a child that ends.
+fn output(child: &mut Child) -> Result<String> {
+    let mut text = String::new();
+    child
+        .stdout
+        .take()
+        .context("no stdout")?
+        .read_to_string(&mut text)?;
+    Ok(text)
+}
+
+fn cause_clears() -> Result<()> {
+    let status = Command::new("hugeclear-trace")
+        .arg("workload")
+        .args(workload())
+        .stdout(Stdio::null())
+        .status()?;
+    ensure!(status.success(), "the workload: {status}");
+    Ok(())
+}
+
+fn check_total(text: &str, expected: &Expected) -> Result<()> {
+    let lines = parse_lines(text)?;
+    ensure!(lines.len() == 1, "{} lines: {text}", lines.len());
+    let row = &lines[0]["rows"][0];
+    ensure!(
+        row["site"] == expected.site.as_str() && row["count"] == 32,
+        "{text}"
+    );
+    Ok(())
+}
+
+fn interrupted(expected: &Expected, method: &str, with: Signal) -> Result<()> {
+    let mut child = start(method)?;
+    cause_clears()?;
+    signal(&child, with)?;
+    let text = output(&mut child)?;
+    let status = child.wait()?;
+    if with == Signal::SIGKILL {
+        ensure!(text.is_empty(), "{text}");
+    } else {
+        ensure!(status.success(), "{status}");
+        check_total(&text, expected)?;
+    }
+    Ok(())
+}
+
+fn two_at_once(expected: &Expected) -> Result<()> {
+    for method in ["fentry", "kprobe"] {
+        let mut first = start(method)?;
+        let mut second = Command::new("hugeclear-trace")
+            .args(["--json", "--method", method])
+            .stdout(Stdio::piped())
+            .spawn()?;
+        // The second shows no trace of its own in the lists; both are counted below.
+        sleep(Duration::from_secs(8));
+        cause_clears()?;
+        for child in [&mut first, &mut second] {
+            signal(child, Signal::SIGINT)?;
+            let text = output(child)?;
+            ensure!(child.wait()?.success());
+            check_total(&text, expected).with_context(|| format!("two at once, {method}"))?;
+        }
+    }
+    Ok(())
+}
+
+/// With -i: windows that join without gap, and add up to the total.
+fn windows() -> Result<()> {
+    let traced = trace_workload(
+        &["-i", "0.2"],
+        &[&workload()[..], &["--repeat", "3"]].concat(),
+    )?;
+    ensure!(traced.windows.len() > 1, "{} windows", traced.windows.len());
+    let count = |report: &Value| -> u64 {
+        let rows = report["rows"].as_array().map_or(&[][..], Vec::as_slice);
+        rows.iter().filter_map(|row| row["count"].as_u64()).sum()
+    };
+    let sum: u64 = traced.windows.iter().map(count).sum();
+    ensure!(
+        sum == 96 && count(&traced.total) == 96,
+        "{sum} in windows; {}",
+        traced.total
+    );
+    for pair in traced.windows.windows(2) {
+        ensure!(pair[0]["type"] == "window", "{}", pair[0]);
+        ensure!(
+            pair[0]["end_ns"] == pair[1]["start_ns"],
+            "a gap: {} {}",
+            pair[0],
+            pair[1]
+        );
+    }
+    Ok(())
+}
+
+/// The exit status is the command's.
+fn exit_statuses() -> Result<()> {
+    for (command, wanted) in [("exit 7", 7), ("kill -9 $$", 137), ("true", 0)] {
+        let status = Command::new("hugeclear-trace")
+            .args(["-o", "/dev/null", "--", "sh", "-c", command])
+            .status()?;
+        ensure!(status.code() == Some(wanted), "`{command}` gave {status}");
+    }
+    let output = Command::new("hugeclear-trace")
+        .args(["--", "/no/such/command"])
+        .output()?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.code() == Some(1), "{}", output.status);
+    ensure!(
+        said.lines().count() == 1 && said.contains("/no/such/command"),
+        "{said}"
+    );
+    Ok(())
+}

@@ -1,0 +1,73 @@
+//! The checks of the kernel matrix. Runs as root inside a guest; exit status 0 if all hold.
+
+mod counts;
+mod ftrace;
+mod lifecycle;
+mod models;
+mod trace;
+
+use anyhow::Result;
+use clap::{Parser, Subcommand};
+
+/// What the host expects of this kernel.
+#[derive(Clone, Debug, clap::Args)]
+struct Expected {
+    /// Function with which the kernel clears huge pages.
+    #[arg(long)]
+    site: String,
+    /// With init_on_alloc: whether an anonymous page is cleared in the allocator, and not by `site`.
+    #[arg(long)]
+    allocator_instead: bool,
+    /// Whether the guest was booted with init_on_alloc=1.
+    #[arg(long)]
+    init_on_alloc: bool,
+    /// The kernel has no transparent huge pages.
+    #[arg(long)]
+    no_thp: bool,
+}
+
+#[derive(Debug, Parser)]
+struct Arguments {
+    #[command(subcommand)]
+    scenario: Scenario,
+}
+
+#[derive(Debug, Subcommand)]
+enum Scenario {
+    /// Clears are counted exactly, by both methods, at the right site.
+    Counts(Expected),
+    /// Durations agree with ftrace's function_graph.
+    Ftrace {
+        #[command(flatten)]
+        expected: Expected,
+        /// Way to attach.
+        #[arg(long)]
+        method: String,
+    },
+    /// The preemption model is the one asked for, also when switched at run time.
+    Models {
+        #[command(flatten)]
+        expected: Expected,
+        /// The model that must be reported.
+        #[arg(long)]
+        model: String,
+        /// The models that can be switched to.
+        #[arg(long, value_delimiter = ',')]
+        switch: Vec<String>,
+    },
+    /// Signals, exit statuses, and nothing left behind.
+    Lifecycle(Expected),
+}
+
+fn main() -> Result<()> {
+    match Arguments::parse().scenario {
+        Scenario::Counts(expected) => counts::run(&expected),
+        Scenario::Ftrace { expected, method } => ftrace::run(&expected, &method),
+        Scenario::Models {
+            expected,
+            model,
+            switch,
+        } => models::run(&expected, &model, &switch),
+        Scenario::Lifecycle(expected) => lifecycle::run(&expected),
+    }
+}

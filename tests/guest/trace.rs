@@ -1,0 +1,152 @@
+//! Runs hugeclear-trace and reads what it says.
+
+use std::process::Command;
+
+use anyhow::{Context as _, Result, ensure};
+use serde_json::Value;
+
+/// Bytes in 2 MiB.
+pub(crate) const MIB2: u64 = 2 << 20;
+
+/// The reports of a trace, and the JSON of the workload that ran meanwhile.
+#[derive(Debug)]
+pub(crate) struct Traced {
+    /// The last line of JSON.
+    pub(crate) total: Value,
+    /// The lines before.
+    pub(crate) windows: Vec<Value>,
+    /// What the workload reported, run by run.
+    pub(crate) workloads: Vec<Value>,
+}
+
+/// Traces `command` with `options` and `--json`.
+pub(crate) fn trace(options: &[&str], command: &[&str]) -> Result<Traced> {
+    let output = Command::new("hugeclear-trace")
+        .args(options)
+        .args(["--json", "--"])
+        .args(command)
+        .output()
+        .context("cannot start hugeclear-trace")?;
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    ensure!(
+        output.status.success(),
+        "{options:?} {command:?}: {}: {stderr}",
+        output.status
+    );
+    let mut lines = parse_lines(&String::from_utf8_lossy(&output.stdout))?;
+    let total = lines.pop().context("hugeclear-trace printed nothing")?;
+    ensure!(
+        total["type"] == "total",
+        "the last line is no total: {total}"
+    );
+    // The stdout of the command goes to stderr.
+    let workloads = stderr
+        .lines()
+        .filter_map(|line| serde_json::from_str(line).ok())
+        .collect();
+    Ok(Traced {
+        total,
+        windows: lines,
+        workloads,
+    })
+}
+
+/// Traces a workload; `workload` are its arguments.
+pub(crate) fn trace_workload(options: &[&str], workload: &[&str]) -> Result<Traced> {
+    let command = [&["hugeclear-trace", "workload"], workload, &["--json"]].concat();
+    trace(options, &command)
+}
+
+/// Each line as JSON.
+pub(crate) fn parse_lines(text: &str) -> Result<Vec<Value>> {
+    text.lines()
+        .map(|line| serde_json::from_str(line).with_context(|| format!("not JSON: {line}")))
+        .collect()
+}
+
+impl Traced {
+    /// The rows of the total.
+    pub(crate) fn rows(&self) -> &[Value] {
+        self.total["rows"].as_array().map_or(&[], Vec::as_slice)
+    }
+
+    /// Checks that nothing was lost, and that the figures of each row fit each other.
+    pub(crate) fn check_sound(&self) -> Result<()> {
+        let losses = &self.total["losses"];
+        for loss in [
+            "entries_without_exit",
+            "exits_without_entry",
+            "starts_overwritten",
+            "end_before_start",
+            "map_full",
+            "open_at_detach",
+            "other_keys",
+        ] {
+            ensure!(losses[loss] == 0, "{loss}: {losses}");
+        }
+        ensure!(
+            losses["programs_skipped"].as_u64().unwrap_or(0) == 0,
+            "{losses}"
+        );
+        for row in self.rows() {
+            let number = |field: &str| {
+                row[field]
+                    .as_f64()
+                    .with_context(|| format!("{field} of {row}"))
+            };
+            let order = ["min_ns", "p50_ns", "p90_ns", "p99_ns", "max_ns"];
+            for pair in order.windows(2) {
+                ensure!(number(pair[0])? <= number(pair[1])?, "{pair:?} of {row}");
+            }
+            let mean = number("sum_ns")? / number("count")?;
+            ensure!((number("mean_ns")? - mean).abs() < 1.0, "mean of {row}");
+            ensure!(
+                number("min_ns")? <= mean && mean <= number("max_ns")?,
+                "mean of {row}"
+            );
+            let bytes = number("count")? * number("page_size_bytes")?;
+            ensure!(number("bytes")? == bytes, "bytes of {row}");
+            let rate = bytes / number("sum_ns")?;
+            ensure!(
+                (number("gb_per_s")? / rate - 1.0).abs() < 1e-6,
+                "gb_per_s of {row}"
+            );
+            let is_single = row["count"] == 1;
+            ensure!(row["stddev_ns"].is_null() == is_single, "stddev of {row}");
+        }
+        Ok(())
+    }
+
+    /// Checks that there is exactly one row of `site` and that it has `count` clears of `bytes` on
+    /// `cpu`; returns it.
+    pub(crate) fn check_row(&self, site: &str, bytes: u64, cpu: u64, count: u64) -> Result<&Value> {
+        let rows: Vec<&Value> = self
+            .rows()
+            .iter()
+            .filter(|row| row["site"] == site)
+            .collect();
+        ensure!(
+            rows.len() == 1,
+            "{} rows of {site}: {}",
+            rows.len(),
+            self.total
+        );
+        let row = rows[0];
+        ensure!(row["page_size_bytes"] == bytes, "page size of {row}");
+        ensure!(row["cpu"] == cpu, "CPU of {row}");
+        ensure!(
+            row["count"] == count,
+            "expected {count} clears: {}",
+            self.total
+        );
+        Ok(row)
+    }
+
+    /// Whether a note of this code is there.
+    pub(crate) fn has_note(&self, code: &str) -> bool {
+        let notes = self.total["notes"]
+            .as_array()
+            .map_or(&[][..], Vec::as_slice);
+        notes.iter().any(|note| note["code"] == code)
+    }
+}

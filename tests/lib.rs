@@ -1,1 +1,0 @@
-//! Kernel-matrix tests: real kernels in QEMU.

@@ -1,0 +1,175 @@
+//! Boots every kernel of the matrix for every scenario; the checks are in the guest (`guest/`).
+//!
+//! `cargo xtask test` runs this twice: two guests at a time for what counts, and one at a time for
+//! what compares durations (names that end in `alone`).
+
+use std::{path::Path, process::ExitCode, time::Duration};
+
+use anyhow::{Result, bail};
+use libtest_mimic::{Arguments, Failed, Trial};
+use xtask::{
+    initramfs::{Added, Base},
+    matrix::{Entry, Matrix, Refresh, Resolved},
+    vm::Guest,
+};
+
+/// The checks, built as a static binary.
+const CHECKS: &str = env!("CARGO_BIN_EXE_guest");
+
+/// A guest is emulated, and two share the machine with whatever else runs.
+const TIMEOUT: Duration = Duration::from_secs(600);
+
+fn main() -> Result<ExitCode> {
+    let arguments = Arguments::from_args();
+    let resolved = Matrix::load()?.resolve(Refresh::WhenStale)?;
+    xtask::matrix::check(&resolved)?;
+    // Listing needs no binary.
+    let base = if arguments.list {
+        None
+    } else {
+        Some(Base::build()?)
+    };
+    let trials = resolved
+        .iter()
+        .flat_map(|kernel| trials(kernel, base.as_ref()))
+        .collect();
+    Ok(libtest_mimic::run(&arguments, trials).exit_code())
+}
+
+/// What to boot, and what to check there.
+struct Cell {
+    name: String,
+    append: String,
+    /// Whether the clock counts instructions.
+    icount: bool,
+    checks: Vec<String>,
+}
+
+fn trials(resolved: &Resolved, base: Option<&Base>) -> Vec<Trial> {
+    let Resolved { entry, kernel } = resolved;
+    cells(entry)
+        .into_iter()
+        .map(|cell| {
+            let name = format!("{}::{}", entry.name, cell.name);
+            match (kernel, base) {
+                (Ok(kernel), Some(base)) => {
+                    let (kernel, base) = (kernel.vmlinuz.clone(), base.clone());
+                    Trial::test(name, move || run(&base, &kernel, &cell).map_err(failed))
+                }
+                (Ok(_), None) => Trial::test(name, || Ok(())),
+                (Err(reason), _) => {
+                    eprintln!("{name} is skipped: {reason}");
+                    Trial::test(name, || Ok(())).with_ignored_flag(true)
+                }
+            }
+        })
+        .collect()
+}
+
+fn failed(error: anyhow::Error) -> Failed {
+    format!("{error:#}").into()
+}
+
+fn cells(entry: &Entry) -> Vec<Cell> {
+    let expected = |init_on_alloc: bool| -> Vec<String> {
+        let mut expected = vec!["--site".to_owned(), entry.site.clone()];
+        let flags = [
+            (entry.allocator_instead, "--allocator-instead"),
+            (init_on_alloc, "--init-on-alloc"),
+            (entry.no_thp.is_some(), "--no-thp"),
+        ];
+        expected.extend(
+            flags
+                .iter()
+                .filter(|(set, _)| *set)
+                .map(|(_, flag)| (*flag).to_owned()),
+        );
+        expected
+    };
+    let checks = |scenario: &str, init_on_alloc, more: &[&str]| {
+        let more = more.iter().map(|word| (*word).to_owned());
+        [scenario.to_owned()]
+            .into_iter()
+            .chain(expected(init_on_alloc))
+            .chain(more)
+            .collect()
+    };
+    let cell = |name: &str, append: &str, checks| Cell {
+        name: name.to_owned(),
+        append: append.to_owned(),
+        icount: false,
+        checks,
+    };
+
+    const NO_INIT: &str = "init_on_alloc=0";
+    // A 1 GiB page can be had for sure only at boot.
+    const GIGANTIC: &str = "hugepagesz=1G hugepages=1 hugepagesz=2M hugepages=0";
+    let mut cells = vec![
+        cell(
+            "counts",
+            &format!("{NO_INIT} {GIGANTIC}"),
+            checks("counts", false, &[]),
+        ),
+        cell(
+            "counts_init_on_alloc",
+            &format!("init_on_alloc=1 {GIGANTIC}"),
+            checks("counts", true, &[]),
+        ),
+        cell("lifecycle", NO_INIT, checks("lifecycle", false, &[])),
+    ];
+
+    // On 5.10 function_graph loses a function while fentry holds it.
+    let method = if entry.name == "5.10" {
+        "kprobe"
+    } else {
+        "fentry"
+    };
+    cells.push(Cell {
+        icount: true,
+        ..cell(
+            "ftrace_alone",
+            NO_INIT,
+            checks("ftrace", false, &["--method", method]),
+        )
+    });
+
+    let models: Vec<&str> = entry.preempt.iter().map(|model| model.name()).collect();
+    for model in &models {
+        let switch = models.join(",");
+        let checks = checks("models", false, &["--model", model, "--switch", &switch]);
+        cells.push(cell(
+            &format!("preempt_{model}"),
+            &format!("{NO_INIT} preempt={model}"),
+            checks,
+        ));
+    }
+    if models.is_empty() {
+        let checks = checks("models", false, &["--model", "none-or-voluntary"]);
+        cells.push(cell("preempt_fixed", NO_INIT, checks));
+    }
+    cells
+}
+
+fn run(base: &Base, kernel: &Path, cell: &Cell) -> Result<()> {
+    let mut guest = Guest::new(base, kernel)
+        .append(&cell.append)
+        .memory_mib(3072)
+        .add_file(Added {
+            host: CHECKS.into(),
+            guest: Some("/checks".to_owned()),
+        })
+        .timeout(TIMEOUT);
+    if cell.icount {
+        guest = guest.icount();
+    }
+    let command: Vec<&str> = ["/checks"]
+        .into_iter()
+        .chain(cell.checks.iter().map(String::as_str))
+        .collect();
+    let outcome = guest.run(&command)?;
+    if !outcome.status.success() {
+        bail!("{outcome}");
+    }
+    print!("{}", String::from_utf8_lossy(&outcome.stdout));
+    Ok(())
+}
