@@ -11,8 +11,11 @@ use serde::Deserialize;
 
 use crate::progress::Step;
 
-/// Builds the hugeclear-trace binary.
-pub(crate) fn build_hugeclear_trace() -> Result<PathBuf> {
+/// Builds the hugeclear-trace binary and returns its path.
+///
+/// # Errors
+/// If it cannot be built.
+pub fn build_hugeclear_trace() -> Result<PathBuf> {
     let arguments = ["--package", "hugeclear-user", "--bin", "hugeclear-trace"];
     build("hugeclear-trace", &arguments)
 }

@@ -14,7 +14,7 @@ pub mod protocol;
 #[cfg(feature = "cli")]
 mod apt;
 #[cfg(feature = "cli")]
-mod binaries;
+pub mod binaries;
 #[cfg(feature = "cli")]
 mod console;
 #[cfg(feature = "cli")]

@@ -18,14 +18,18 @@ struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum Task {
+    Demo(cli::demo::Arguments),
     Setup(cli::setup::Arguments),
+    Test(cli::test::Arguments),
     Vm(cli::vm::Arguments),
 }
 
 fn main() -> ExitCode {
     let Arguments { task } = Arguments::parse();
     match task {
+        Task::Demo(arguments) => cli::report(cli::demo::run(&arguments)),
         Task::Setup(arguments) => cli::report(cli::setup::run(&arguments)),
+        Task::Test(arguments) => cli::report(cli::test::run(&arguments)),
         Task::Vm(arguments) => cli::vm::run(arguments),
     }
 }

@@ -17,7 +17,7 @@ use crate::{
     probes::{
         keys::{Layout, MEMORY_LIMIT_BYTES},
         select::{self, ProbeSet, Refusal, Wanted},
-        tracer::{AttachedProbe, Filter, Tracer},
+        tracer::{AttachedProbe, Filter, TraceError, Tracer},
     },
     units,
 };
@@ -31,6 +31,8 @@ struct Diagnosis {
     attached: Option<Vec<AttachedProbe>>,
     /// Why nothing can be traced now.
     obstacle: Option<String>,
+    /// Whether that is for want of privileges.
+    obstacle_is_privilege: bool,
     /// Functions to try, from the facts alone.
     candidates: Vec<String>,
     /// What was refused, and why.
@@ -73,24 +75,25 @@ fn diagnose(facts: Facts, wanted: &Wanted) -> Diagnosis {
     let set = select::select(&facts, wanted);
     let layout = Layout::new(&facts, &set);
     let mut notes = notes::of_machine(&facts);
-    let (attached, obstacle, refusals) =
-        match Tracer::attach(&facts, &set, &Filter::default(), false) {
-            Ok(tracer) => {
-                notes.extend(tracer.notes.iter().cloned());
-                (Some(tracer.probes.clone()), None, tracer.refusals.clone())
-            }
-            Err(error) => {
-                notes.extend(set.notes.iter().cloned());
-                (None, Some(error.to_string()), set.refusals.clone())
-            }
-        };
+    let (attached, error, refusals) = match Tracer::attach(&facts, &set, &Filter::default(), false)
+    {
+        Ok(tracer) => {
+            notes.extend(tracer.notes.iter().cloned());
+            (Some(tracer.probes.clone()), None, tracer.refusals.clone())
+        }
+        Err(error) => {
+            notes.extend(set.notes.iter().cloned());
+            (None, Some(error), set.refusals.clone())
+        }
+    };
     Diagnosis {
         advice: advice(&facts),
         candidates: candidates(&set),
         map_memory_bytes: layout.memory_bytes(),
         keys: layout.keys.len(),
         attached,
-        obstacle,
+        obstacle: error.as_ref().map(ToString::to_string),
+        obstacle_is_privilege: matches!(error, Some(TraceError::NotPermitted { .. })),
         refusals,
         notes,
         facts,
@@ -174,6 +177,7 @@ fn text(diagnosis: &Diagnosis) -> String {
         facts,
         attached,
         obstacle,
+        obstacle_is_privilege: _,
         candidates,
         refusals,
         map_memory_bytes,

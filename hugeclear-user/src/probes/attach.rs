@@ -157,16 +157,18 @@ fn program<'a>(ebpf: &'a mut Ebpf, name: &str) -> &'a mut Program {
 /// Why the kernel refused, in a few words.
 pub(super) fn reason(error: &ProgramError, method: Method, facts: &Facts) -> String {
     let errno = |io: &std::io::Error| match io.raw_os_error() {
-        Some(libc::EPERM) => {
-            let lockdown = facts.lockdown.as_deref().filter(|mode| *mode != "none");
-            match lockdown {
-                Some(mode) => format!("refused by the kernel (EPERM; lockdown={mode})"),
-                None => {
-                    "refused by the kernel (EPERM: CAP_BPF and CAP_PERFMON, or root, are needed)"
-                        .to_owned()
-                }
+        // Privileges were checked before: something else forbids it.
+        Some(libc::EPERM) => match facts.lockdown.as_deref() {
+            Some(mode) if mode != "none" => {
+                format!("forbidden on this machine (EPERM; lockdown={mode})")
             }
-        }
+            Some(_) => {
+                "forbidden on this machine (EPERM; by a security module, or seccomp)".to_owned()
+            }
+            None => "forbidden on this machine (EPERM; by kernel lockdown or a security module: \
+                     securityfs, which would tell, is not mounted)"
+                .to_owned(),
+        },
         Some(libc::ENOENT) => "the kernel does not know the function (ENOENT)".to_owned(),
         Some(libc::EADDRNOTAVAIL) => {
             "several functions have this name, or it cannot be probed (EADDRNOTAVAIL)".to_owned()

@@ -195,35 +195,27 @@ pub fn select(facts: &Facts, wanted: &Wanted) -> ProbeSet {
             ));
         }
         for fault in [catalog::THP_FAULT].into_iter().chain(anonymous) {
-            match methods(facts, wanted, fault.name, 1) {
-                Ok((function, methods)) => {
-                    faults.push(Probe {
-                        function,
-                        pair: fault.pair,
-                        clear: None,
-                        methods,
-                    });
-                }
-                Err(refusal) => refusals.push(refusal),
-            }
+            faults.extend(
+                found(facts, wanted, fault.name, 1, &mut refusals).map(|found| Probe {
+                    function: found.function,
+                    pair: fault.pair,
+                    clear: None,
+                    methods: found.methods,
+                }),
+            );
         }
     }
 
     // Under RT the model is `rt` whatever the mode is.
     let preempt_switch = (facts.preempt.modes.iter())
         .any(|mode| mode.model != facts.preempt.model)
-        .then(|| methods(facts, wanted, catalog::PREEMPT_SWITCH, 1))
-        .and_then(|result| match result {
-            Ok((function, methods)) => Some(Probe {
-                function,
-                pair: Pair::Clear,
-                clear: None,
-                methods,
-            }),
-            Err(refusal) => {
-                refusals.push(refusal);
-                None
-            }
+        .then(|| found(facts, wanted, catalog::PREEMPT_SWITCH, 1, &mut refusals))
+        .flatten()
+        .map(|found| Probe {
+            function: found.function,
+            pair: Pair::Clear,
+            clear: None,
+            methods: found.methods,
         });
 
     ProbeSet {
@@ -351,49 +343,43 @@ fn first_of<'a>(
         .find_map(|function| probe_of(facts, wanted, function, refusals))
 }
 
-/// The probe on a function of the catalog, or `None` and one more refusal.
+/// The probe on a function of the catalog, or `None`; and why what cannot be used cannot.
 fn probe_of(
     facts: &Facts,
     wanted: &Wanted,
-    function: &Function,
+    row: &Function,
     refusals: &mut Vec<Refusal>,
 ) -> Option<Probe> {
-    match try_probe_of(facts, wanted, function) {
-        Ok(probe) => Some(probe),
-        Err(refusal) => {
-            refusals.push(refusal);
-            None
-        }
-    }
-}
-
-fn try_probe_of(facts: &Facts, wanted: &Wanted, row: &Function) -> Result<Probe, Refusal> {
     let parameters = match row.size_from {
         SizeFrom::FolioOrder | SizeFrom::Pmd => 1,
         SizeFrom::PagesArg2 | SizeFrom::OrderArg2 => 2,
         SizeFrom::PagesArg3 => 3,
     };
-    let (function, methods) = methods(facts, wanted, row.name, parameters)?;
+    let found = found(facts, wanted, row.name, parameters, refusals)?;
     if row.size_from == SizeFrom::FolioOrder && facts.btf.offsets.folio_flags_1.is_none() {
-        return Err(refuse(
+        refusals.push(refuse(
             row.name,
             "the order of a folio cannot be located (struct folio has no _flags_1 in BTF, or BTF \
              cannot be read)",
         ));
+        return None;
     }
     let only_function = match row.only_function {
         None => None,
-        Some(argument) => Some(facts.symbols.address(argument).ok_or_else(|| {
-            refuse(
-                row.name,
-                format!(
+        Some(argument) => {
+            let address = facts.symbols.address(argument);
+            if address.is_none() {
+                let reason = format!(
                     "it clears and copies, and {argument}, which tells which, has no known address"
-                ),
-            )
-        })?),
+                );
+                refusals.push(refuse(row.name, reason));
+                return None;
+            }
+            address
+        }
     };
-    Ok(Probe {
-        function,
+    Some(Probe {
+        function: found.function,
         pair: row.pair,
         clear: Some(Clear {
             site: row.site,
@@ -401,93 +387,111 @@ fn try_probe_of(facts: &Facts, wanted: &Wanted, row: &Function) -> Result<Probe,
             only_function,
             derived: row.derived,
         }),
-        methods,
+        methods: found.methods,
     })
 }
 
-/// The full name of the one symbol of `name`, and the methods worth trying on it.
-///
-/// Nothing is attached by guess: of several symbols of one name none is taken, and a variant that
-/// the compiler made (`.isra.0`, `.constprop.0`) only if BTF describes the function, which pahole
-/// allows only where the arguments are where the prototype has them.
-fn methods(
+/// A function of this kernel, and the methods worth trying on it: at least one.
+struct Found {
+    function: String,
+    methods: Vec<Method>,
+}
+
+/// The one symbol of `name`, or `None`; and why what cannot be used cannot.
+fn found(
     facts: &Facts,
     wanted: &Wanted,
     name: &str,
     parameters: u32,
-) -> Result<(String, Vec<Method>), Refusal> {
+    refusals: &mut Vec<Refusal>,
+) -> Option<Found> {
+    let function = match symbol(facts, name, parameters) {
+        Ok(function) => function,
+        Err(reason) => {
+            refusals.push(refuse(name, reason));
+            return None;
+        }
+    };
+    let obstacles = [
+        (Method::Fentry, fentry_obstacle(facts, name, function)),
+        (Method::Kprobe, kprobe_obstacle(facts, function)),
+    ];
+    let mut methods = Vec::new();
+    for (method, obstacle) in obstacles {
+        match obstacle {
+            _ if wanted.method.is_some_and(|only| only != method) => {}
+            None => methods.push(method),
+            Some(reason) => {
+                refusals.push(Refusal {
+                    method: Some(method),
+                    ..refuse(name, reason)
+                });
+            }
+        }
+    }
+    (!methods.is_empty()).then(|| Found {
+        function: function.to_owned(),
+        methods,
+    })
+}
+
+/// The full name of the one symbol of `name`.
+///
+/// Nothing is attached by guess: of several symbols of one name none is taken, and a variant that
+/// the compiler made (`.isra.0`, `.constprop.0`) only if BTF describes the function, which pahole
+/// allows only where the arguments are where the prototype has them.
+fn symbol<'a>(facts: &'a Facts, name: &'a str, parameters: u32) -> Result<&'a str, String> {
     let symbols = &facts.symbols;
     let btf = facts.btf.function(name);
     let variants: Vec<&str> = symbols.variants(name).map(|symbol| &*symbol.name).collect();
     let function = match variants[..] {
         [] if symbols.read => {
-            return Err(refuse(
-                name,
-                "not in this kernel (of another version, or inlined)",
-            ));
+            return Err("not in this kernel (of another version, or inlined)".to_owned());
         }
         [] => name,
         [only] if only == name || btf.is_some() => only,
         [only] => {
-            return Err(refuse(
-                name,
-                format!("only {only} exists, and nothing says that its arguments are unchanged"),
+            return Err(format!(
+                "only {only} exists, and nothing says that its arguments are unchanged"
             ));
         }
         [..] => {
-            return Err(refuse(
-                name,
-                format!(
-                    "{} symbols have this name; none is attached by guess",
-                    variants.len()
-                ),
+            return Err(format!(
+                "{} symbols have this name; none is attached by guess",
+                variants.len()
             ));
         }
     };
     if btf.is_some_and(|btf| btf.parameters < parameters) {
-        return Err(refuse(name, "its prototype is not the one we know"));
+        return Err("its prototype is not the one we know".to_owned());
     }
     if symbols.traceable(function) == Some(false) {
-        return Err(refuse(name, "not traceable (notrace)"));
+        return Err("not traceable (notrace)".to_owned());
     }
-
-    let mut methods = Vec::new();
-    let mut reasons = Vec::new();
-    let mut consider = |method, obstacle: Option<&'static str>| {
-        if wanted.method.is_some_and(|only| only != method) {
-            return;
-        }
-        match obstacle {
-            None => methods.push(method),
-            Some(obstacle) => reasons.push(format!("{method}: {obstacle}")),
-        }
-    };
-    consider(
-        Method::Fentry,
-        if !facts.btf.present {
-            Some("the kernel has no BTF (CONFIG_DEBUG_INFO_BTF)")
-        } else if btf.is_none() || function != name {
-            Some("BTF does not describe it")
-        } else {
-            None
-        },
-    );
-    consider(
-        Method::Kprobe,
-        if facts.kprobes == Some(false) {
-            Some("the kernel has no kprobes (CONFIG_KPROBE_EVENTS)")
-        } else if symbols.blacklisted(function) == Some(true) {
-            Some("on the kprobe blacklist")
-        } else {
-            None
-        },
-    );
-    if methods.is_empty() {
-        return Err(refuse(name, reasons.join("; ")));
-    }
-    Ok((function.to_owned(), methods))
+    Ok(function)
 }
 
+fn fentry_obstacle(facts: &Facts, name: &str, function: &str) -> Option<&'static str> {
+    if !facts.btf.present {
+        Some("the kernel has no BTF (CONFIG_DEBUG_INFO_BTF)")
+    } else if facts.btf.function(name).is_none() || function != name {
+        Some("BTF does not describe it")
+    } else {
+        None
+    }
+}
+
+fn kprobe_obstacle(facts: &Facts, function: &str) -> Option<&'static str> {
+    if facts.kprobes == Some(false) {
+        Some("the kernel has no kprobes (CONFIG_KPROBE_EVENTS)")
+    } else if facts.symbols.blacklisted(function) == Some(true) {
+        Some("on the kprobe blacklist")
+    } else {
+        None
+    }
+}
+
+/// A function that cannot be used at all.
 fn refuse(function: &str, reason: impl Into<String>) -> Refusal {
     Refusal {
         function: function.to_owned(),

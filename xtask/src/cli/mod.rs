@@ -1,6 +1,8 @@
 //! The subcommands: their arguments, and what they print. The work is done in the library.
 
+pub(crate) mod demo;
 pub(crate) mod setup;
+pub(crate) mod test;
 pub(crate) mod vm;
 
 use std::process::ExitCode;
