@@ -239,7 +239,7 @@ impl<'a> Types<'a> {
             bits = bits.checked_add(member_bits)?;
             id = member_type;
         }
-        (bits % 8 == 0).then_some(bits / 8)
+        bits.is_multiple_of(8).then_some(bits / 8)
     }
 
     /// Bit offset and type of a member, looked for in anonymous members too.

@@ -73,10 +73,10 @@ pub(super) struct Growth {
 
 impl Counters {
     pub(super) fn read(from: &HugePages) -> Result<Self, Error> {
-        let usage = getrusage(UsageWho::RUSAGE_THREAD).map_err(|source| Error::SystemCall {
+        let usage = getrusage(UsageWho::RUSAGE_THREAD).map_err(|error| Error::SystemCall {
             call: "getrusage",
             what: "this thread".to_owned(),
-            source,
+            error,
             hint: "",
         })?;
         let pages = match from {
@@ -125,7 +125,7 @@ fn mapping_field_bytes(smaps: &str, address: usize, field: &str) -> Option<u64> 
 
 fn read(path: impl Into<PathBuf>) -> Result<String, Error> {
     let path = path.into();
-    fs::read_to_string(&path).map_err(|source| Error::Read { path, source })
+    fs::read_to_string(&path).map_err(|error| Error::Read { path, error })
 }
 
 #[cfg(test)]

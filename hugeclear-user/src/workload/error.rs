@@ -8,7 +8,8 @@ use crate::units::format_bytes;
 /// Memory is compared in whole MiB for people: what is needed rounded up, what there is down.
 const MIB: u64 = 1 << 20;
 
-/// One line each: what, why, what to do.
+/// One line each: what, why, what to do. The kernel's answer is in the line and not a `source` beside
+/// it, so that printing the chain of errors does not say it twice.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// Nothing to do.
@@ -100,24 +101,24 @@ pub enum Error {
     },
     /// The handlers that let a signal end the run in order could not be set.
     #[error("cannot catch signals: {0}")]
-    Signals(#[source] io::Error),
+    Signals(io::Error),
     /// A file of the machine could not be read.
-    #[error("cannot read {}: {source}", path.display())]
+    #[error("cannot read {}: {error}", path.display())]
     Read {
         /// The file.
         path: PathBuf,
         /// The kernel's answer.
-        source: io::Error,
+        error: io::Error,
     },
     /// A setting could not be written.
-    #[error("cannot write `{value}` to {}: {source}; changing it needs root", path.display())]
+    #[error("cannot write `{value}` to {}: {error}; changing it needs root", path.display())]
     Write {
         /// The file.
         path: PathBuf,
         /// What was to be written.
         value: String,
         /// The kernel's answer.
-        source: io::Error,
+        error: io::Error,
     },
     /// A setting did not come back.
     #[error("{} is `{is}` and could not be put back to `{was}` ({why}); write it yourself", path.display())]
@@ -132,14 +133,14 @@ pub enum Error {
         why: String,
     },
     /// A system call failed.
-    #[error("{call} of {what} failed: {source}{hint}")]
+    #[error("{call} of {what} failed: {error}{hint}")]
     SystemCall {
         /// The call.
         call: &'static str,
         /// What it was to do.
         what: String,
         /// The kernel's answer.
-        source: nix::Error,
+        error: nix::Error,
         /// The usual cause and what to do, beginning with `; `, or empty.
         hint: &'static str,
     },

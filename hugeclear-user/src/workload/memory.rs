@@ -30,7 +30,7 @@ impl Mapping {
             // A kernel without THP does not know the advice and needs none.
             Ok(())
             | Err(Error::SystemCall {
-                source: nix::Error::EINVAL,
+                error: nix::Error::EINVAL,
                 ..
             }) => Ok(mapping),
             Err(error) => Err(error),
@@ -124,10 +124,10 @@ impl Mapping {
                 flags,
             )
         };
-        let start = mapped.map_err(|source| Error::SystemCall {
+        let start = mapped.map_err(|error| Error::SystemCall {
             call: "mmap",
             what: format_bytes(bytes.get() as u64),
-            source,
+            error,
             hint,
         })?;
         Ok(Self { start, bytes })
@@ -136,10 +136,10 @@ impl Mapping {
     fn advise(&self, advice: MmapAdvise, name: &'static str) -> Result<(), Error> {
         // SAFETY: the range is ours, and neither advice changes what the memory holds.
         let advised = unsafe { madvise(self.start, self.bytes.get(), advice) };
-        advised.map_err(|source| Error::SystemCall {
+        advised.map_err(|error| Error::SystemCall {
             call: "madvise",
             what: name.to_owned(),
-            source,
+            error,
             hint: "",
         })
     }

@@ -1,7 +1,7 @@
 //! The driver: causes a known number of huge-page faults and says how many it caused.
 //!
 //! Flow: [`Args`] (clap) and [`Machine`] (what the machine offers) -> [`Plan::check`] (pure) ->
-//! [`run`] -> [`Report`]. The report is the ground truth that traces are tested against: how many
+//! [`run()`] -> [`Report`]. The report is the ground truth that traces are tested against: how many
 //! huge pages the kernel itself says it mapped, not how many were asked for.
 //!
 //! It runs in one thread, keeps its heap below one huge page and its buffers out of reach of huge

@@ -48,7 +48,7 @@ impl Machine {
     }
 }
 
-/// A checked workload: what [`super::run`] does.
+/// A checked workload: what [`super::run()`] does.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Plan {
     pub(super) kind: Kind,

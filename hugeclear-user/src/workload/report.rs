@@ -139,14 +139,19 @@ impl Report {
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let page = format_bytes(self.page_size_bytes);
-        write!(f, "{}: {} pages of {page}", self.kind.as_str(), self.faults)?;
+        write!(
+            f,
+            "{}: touched {} x {page}",
+            self.kind.as_str(),
+            self.faults
+        )?;
         if let Some(cpu) = self.cpu {
             write!(f, " on CPU {cpu}")?;
         }
         writeln!(f, ", {} of {} runs", self.runs.len(), self.repeat)?;
         writeln!(
             f,
-            "expect {} clears of {page} in a trace ({})",
+            "clears to expect in a trace: {} x {page} ({})",
             self.expected_clears, self.huge_pages_source
         )?;
         for (number, run) in self.runs.iter().enumerate() {

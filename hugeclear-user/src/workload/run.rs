@@ -135,21 +135,21 @@ struct Pinned {
 impl Pinned {
     fn to(cpu: u32) -> Result<Self, Error> {
         let failed = |call, hint| {
-            move |source| Error::SystemCall {
+            move |error| Error::SystemCall {
                 call,
                 what: format!("CPU {cpu}"),
-                source,
+                error,
                 hint,
             }
         };
         let this_thread = Pid::from_raw(0);
         let before = sched_getaffinity(this_thread).map_err(failed("sched_getaffinity", ""))?;
         let mut only = CpuSet::new();
-        let set = |source| {
+        let set = |error| {
             failed(
                 "sched_setaffinity",
                 "; is it outside this process's cpuset?",
-            )(source)
+            )(error)
         };
         only.set(cpu as usize).map_err(set)?;
         sched_setaffinity(this_thread, &only).map_err(set)?;

@@ -89,18 +89,18 @@ impl Drop for Applied {
 /// # Errors
 /// The file cannot be read.
 pub fn current(path: &Path) -> Result<String, Error> {
-    let text = fs::read_to_string(path).map_err(|source| Error::Read {
+    let text = fs::read_to_string(path).map_err(|error| Error::Read {
         path: path.to_owned(),
-        source,
+        error,
     })?;
     Ok(bracketed(&text).unwrap_or(text.trim()).to_owned())
 }
 
 fn write(path: &Path, value: &str) -> Result<(), Error> {
-    fs::write(path, value).map_err(|source| Error::Write {
+    fs::write(path, value).map_err(|error| Error::Write {
         path: path.to_owned(),
         value: value.to_owned(),
-        source,
+        error,
     })
 }
 
