@@ -2,7 +2,7 @@
 
 use std::{ffi::OsString, path::PathBuf, time::Duration};
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, CommandFactory as _, Parser, Subcommand, error::ErrorKind};
 
 use crate::{
     probes::select::{AllocatorMode, Method},
@@ -18,6 +18,7 @@ use crate::{
     name = "hugeclear-trace",
     version,
     args_conflicts_with_subcommands = true,
+    max_term_width = 100,
     after_help = EXAMPLES
 )]
 pub struct Cli {
@@ -115,6 +116,13 @@ pub struct TraceArgs {
     pub command: Vec<OsString>,
 }
 
+/// Ends the process as clap does on bad usage, with status 2.
+pub fn usage(what: &str) -> ! {
+    Cli::command()
+        .error(ErrorKind::ArgumentConflict, what)
+        .exit()
+}
+
 /// A positive number of seconds, fractions allowed.
 fn seconds(text: &str) -> Result<Duration, String> {
     let seconds: f64 = text
@@ -128,8 +136,6 @@ fn seconds(text: &str) -> Result<Duration, String> {
 
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory as _;
-
     use super::*;
 
     #[test]

@@ -27,7 +27,7 @@ use tokio::{
     time::{Instant, MissedTickBehavior, interval_at, sleep_until, timeout},
 };
 
-use super::args::TraceArgs;
+use super::args::{self, TraceArgs};
 use crate::{
     facts::{Facts, HugeFaults},
     notes::{self, Note, Seen},
@@ -50,6 +50,11 @@ const GRACE: Duration = Duration::from_secs(5);
 /// # Errors
 /// If nothing can be traced, the command cannot be started, or the output cannot be written.
 pub fn run(args: &TraceArgs) -> Result<ExitCode> {
+    if let (Some(min), Some(max)) = (args.min_size, args.max_size)
+        && min > max
+    {
+        args::usage("--min-size is larger than --max-size: no page would be recorded");
+    }
     if args.verbose {
         env_logger::Builder::new()
             .filter_level(log::LevelFilter::Info)
