@@ -24,6 +24,11 @@ use crate::{
 const PATIENCE: Duration = Duration::from_secs(20);
 
 pub(crate) fn run(expected: &Expected) -> Result<()> {
+    // With `always`, each tracer would see the huge pages of the other.
+    if !expected.no_thp {
+        let setting = "/sys/kernel/mm/transparent_hugepage/enabled";
+        fs::write(setting, "madvise").context(setting)?;
+    }
     // The first trace leaves what it always leaves: kernel threads, caches.
     trace_workload(&[], &workload())?;
     let before = Left::now()?;

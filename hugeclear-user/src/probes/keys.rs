@@ -151,3 +151,71 @@ pub fn order(bytes: u64, base_page_bytes: u64) -> Option<u32> {
         .then(|| pages.ilog2())
         .filter(|order| *order <= MAX_ORDER)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        facts::recorded::{NAMES, facts},
+        probes::select::{Wanted, select},
+    };
+
+    fn layout(facts: &Facts) -> Layout {
+        Layout::new(facts, &select(facts, &Wanted::default()))
+    }
+
+    #[test]
+    fn memory_stays_within_the_limit_for_any_number_of_cpus() {
+        for name in NAMES {
+            let mut facts = facts(name);
+            for cpus in [1, 2, 64, 512, 1024, 2048] {
+                facts.cpu.possible = Some(cpus);
+                let layout = layout(&facts);
+                let bytes = layout.memory_bytes();
+                assert!(
+                    bytes <= MEMORY_LIMIT_BYTES,
+                    "{name}, {cpus} CPUs: {bytes} bytes"
+                );
+                assert!(!layout.keys.is_empty());
+            }
+        }
+    }
+
+    #[test]
+    fn the_sizes_in_use_under_the_model_in_force_come_first() {
+        let mut facts = facts("6.18");
+        facts.cpu.possible = Some(1024);
+        let layout = layout(&facts);
+        let first: Vec<(u32, PreemptModel)> = layout
+            .keys
+            .iter()
+            .take(2)
+            .map(|key| (key.order, key.model))
+            .collect();
+        assert_eq!(first, [(9, facts.preempt.model), (18, facts.preempt.model)]);
+        assert!(layout.without_block > 0);
+    }
+
+    #[test]
+    fn the_table_maps_each_key_to_its_block() {
+        for name in NAMES {
+            let layout = layout(&facts(name));
+            let table = layout.table();
+            for (key, block) in layout.keys.iter().zip(1_u8..) {
+                let packed = key::pack(key.site as u32, key.order, key.model as u32);
+                assert_eq!(table[packed as usize], block, "{name}: {key:?}");
+            }
+            let assigned = table.iter().filter(|block| **block != OTHER).count();
+            assert_eq!(assigned, layout.keys.len(), "{name}");
+        }
+    }
+
+    #[test]
+    fn orders_are_of_whole_powers_of_two() {
+        assert_eq!(order(2 << 20, 4096), Some(9));
+        assert_eq!(order(1 << 30, 4096), Some(18));
+        assert_eq!(order(2 << 20, 65536), Some(5));
+        assert_eq!(order(3 << 20, 4096), None);
+        assert_eq!(order(4097, 4096), None);
+    }
+}
