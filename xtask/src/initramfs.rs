@@ -2,7 +2,8 @@
 //!
 //! Two archives, one behind the other: the [`Base`] with pid 1, busybox and hugeclear-trace, made
 //! once per process, and a small one per guest with its command and the files added to it. Not
-//! compressed: the emulated CPU would take longer to decompress them than QEMU to copy them.
+//! compressed: 30 MB more of it did not make a boot measurably longer, and decompressing is slow
+//! work for an emulated CPU.
 
 use std::{
     collections::BTreeSet,
