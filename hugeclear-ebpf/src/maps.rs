@@ -31,6 +31,8 @@ pub struct Slot {
     pub map_full: u64,
     /// Calls of the allocator's clearing outside any huge-page fault, not recorded.
     pub outside_faults: u64,
+    /// Clears that ended here and were recorded.
+    pub recorded: u64,
     /// Exits whose start is not known.
     pub exits_without_entry: u64,
     /// Clears that ended before they began, by the clock; discarded.

@@ -94,6 +94,7 @@ pub(crate) fn exit<C: Call>(call: &C, pair: Pair) {
         slot.end_before_start += 1;
         return;
     }
+    slot.recorded += 1;
     aggregate::add(cpu, start.key, now - start.start_ns);
 }
 

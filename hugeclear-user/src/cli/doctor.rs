@@ -15,9 +15,10 @@ use crate::{
     facts::{Facts, Switch},
     notes::{self, Note},
     probes::{
+        config::Filter,
         keys::{Layout, MEMORY_LIMIT_BYTES},
         select::{self, ProbeSet, Refusal, Wanted},
-        tracer::{AttachedProbe, Filter, TraceError, Tracer},
+        tracer::{AttachedProbe, TraceError, Tracer},
     },
     units,
 };

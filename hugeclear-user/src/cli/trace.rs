@@ -32,8 +32,10 @@ use crate::{
     facts::{Facts, HugeFaults},
     notes::{self, Note, Seen},
     probes::{
+        config::Filter,
+        reader::Reading,
         select::{self, AllocatorReach, ProbeSet, Wanted},
-        tracer::{Ended, Filter, Tracer},
+        tracer::Tracer,
     },
     report::{self, Kind, Report, Summary},
     term::{self, Refresh},
@@ -114,12 +116,11 @@ async fn trace(args: &TraceArgs) -> Result<ExitCode> {
             status = finished(&mut command) => break End::Command(status?),
             () = passed(deadline) => break End::Asked,
             _ = ticks.tick(), if needs_ticks => {
-                let snapshot = tracer.snapshot();
-                let losses = tracer.losses(&snapshot);
+                let reading = tracer.read();
                 if args.interval.is_some() {
-                    output.print(&session.window(&snapshot, losses))?;
+                    output.print(&session.window(&reading))?;
                 } else {
-                    output.refresh(&session.total(&snapshot, losses, now_ns()))?;
+                    output.refresh(&session.total(&reading, now_ns()))?;
                 }
             }
             () = flush(&mut log) => {}
@@ -128,12 +129,12 @@ async fn trace(args: &TraceArgs) -> Result<ExitCode> {
 
     // What ends the trace ends it before the command is asked to stop: its exit may clear no more,
     // and takes time.
-    let Ended { total, losses } = tracer.end();
+    let reading = tracer.end();
     let end_ns = now_ns();
     if args.interval.is_some() {
-        output.print(&session.window(&total, losses))?;
+        output.print(&session.window(&reading))?;
     }
-    output.print(&session.total(&total, losses, end_ns))?;
+    output.print(&session.total(&reading, end_ns))?;
     Ok(match end {
         End::Command(status) => exit_code(status),
         End::Asked => {
@@ -200,23 +201,28 @@ impl<'a> Session<'a> {
     }
 
     /// The report of what was recorded since the last window, or the start.
-    fn window(&mut self, snapshot: &Snapshot, losses: Losses) -> Report {
-        let difference = snapshot.since(&self.window_base);
+    fn window(&mut self, reading: &Reading) -> Report {
+        let difference = reading.snapshot.since(&self.window_base);
         let end_ns = now_ns();
         let report = self.report(
             Kind::Window,
             &difference,
-            losses,
+            reading.losses,
             (self.window_start_ns, end_ns),
         );
         self.window_start_ns = end_ns;
-        self.window_base = snapshot.clone();
+        self.window_base = reading.snapshot.clone();
         report
     }
 
     /// The report of all that was recorded.
-    fn total(&self, snapshot: &Snapshot, losses: Losses, end_ns: u64) -> Report {
-        self.report(Kind::Total, snapshot, losses, (self.start_ns, end_ns))
+    fn total(&self, reading: &Reading, end_ns: u64) -> Report {
+        self.report(
+            Kind::Total,
+            &reading.snapshot,
+            reading.losses,
+            (self.start_ns, end_ns),
+        )
     }
 
     fn report(

@@ -38,12 +38,10 @@ impl Attachment {
         self.link = None;
     }
 
-    /// Runs of the program that the kernel skipped.
-    pub(super) fn skipped(&self, ebpf: &Ebpf) -> u64 {
-        ebpf.program(self.program)
-            .and_then(|program| program.fd().ok())
-            .and_then(|fd| program_info::recursion_misses(fd.as_fd()).ok())
-            .unwrap_or(0)
+    /// Runs of the program that the kernel skipped; `None` if it does not count them.
+    pub(super) fn skipped(&self, ebpf: &Ebpf) -> Option<u64> {
+        let fd = ebpf.program(self.program)?.fd().ok()?;
+        program_info::recursion_misses(fd.as_fd()).ok()?
     }
 }
 

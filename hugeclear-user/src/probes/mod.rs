@@ -1,13 +1,15 @@
 //! From kernel facts to attached probes.
 //!
 //! [`catalog`] holds the sites as data, [`select`] chooses among them by the facts alone, and
-//! [`tracer`] attaches what was chosen and reads the maps. Only [`tracer`], [`attach`], [`maps`] and
-//! [`losses`] know aya or the kernel.
+//! [`tracer`] attaches what was chosen and reads what it records. Only what follows the choice knows
+//! aya and the kernel: `config`, `attach`, `tracer`, `reader`, `maps`, `program_info`.
 
 mod attach;
 pub mod catalog;
+pub mod config;
 pub mod keys;
 mod maps;
 mod program_info;
+pub mod reader;
 pub mod select;
 pub mod tracer;

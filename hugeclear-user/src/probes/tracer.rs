@@ -1,45 +1,26 @@
 //! A running trace: attached probes and the maps they fill.
 
-use std::{collections::BTreeMap, fmt, sync::Arc};
+use std::fmt;
 
-use aya::{
-    Btf, Ebpf, EbpfLoader,
-    maps::{Array, HashMap, Map, MapData},
-};
+use aya::{Btf, Ebpf, maps::Array};
 use hugeclear_ebpf::{
-    config::{ClearConfig, Config, ModelFrom, Pair},
-    key::{OTHER, Site},
-    maps::{Block, SKIP, Slot, Start},
+    config::{ModelFrom, Pair},
+    key::Site,
 };
 use serde::{Deserialize, Serialize};
 
 use super::{
     attach::{self, Attachment},
+    config::{self, Filter},
     keys::{self, Layout},
-    maps::MappedArray,
+    reader::{Reader, Reading},
     select::{Allocator, Method, Probe, ProbeSet, Refusal},
 };
 use crate::{
     facts::{Facts, PreemptModel, kernel_memory::KernelMemory},
     notes::Note,
-    window::{Aggregate, Losses, PairCounts, Snapshot},
+    window::Losses,
 };
-
-/// The eBPF object, built by `build.rs`.
-static OBJECT: &[u8] = aya::include_bytes_aligned!(env!("HUGECLEAR_EBPF_OBJECT"));
-
-/// Which clears to record.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Filter {
-    /// Only this process (thread group), as the host numbers it.
-    pub tgid: Option<u32>,
-    /// Only tasks of this name, at most 15 bytes.
-    pub comm: Option<String>,
-    /// Only pages of at least this many bytes.
-    pub min_bytes: Option<u64>,
-    /// Only pages of at most this many bytes.
-    pub max_bytes: Option<u64>,
-}
 
 /// How one function came to be traced.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -103,29 +84,13 @@ pub struct Tracer {
     attachments: Vec<(Pair, [Attachment; 2])>,
     preempt_switch: Option<Attachment>,
     ebpf: Ebpf,
-    slots: MappedArray<Slot>,
-    blocks: MappedArray<Block>,
-    starts: HashMap<MapData, u64, Start>,
-    layout: Layout,
-    /// What was read last, so that only what changed is copied again.
-    last: Snapshot,
-    /// Exits that were seen while probes were being attached: those of calls that began before.
-    exits_at_attach: u64,
+    reader: Reader,
     /// How each function is traced.
     pub probes: Vec<AttachedProbe>,
     /// Every method that was refused, and why.
     pub refusals: Vec<Refusal>,
     /// What the user should know of how it is traced.
     pub notes: Vec<Note>,
-}
-
-/// The result of a trace that has ended.
-#[derive(Clone, Debug)]
-pub struct Ended {
-    /// All that was recorded.
-    pub total: Snapshot,
-    /// All that was not.
-    pub losses: Losses,
 }
 
 impl Tracer {
@@ -156,10 +121,11 @@ impl Tracer {
             .and_then(Result::ok);
         let layout = Layout::new(facts, set);
 
-        let mut model_from = model_from(facts, set);
+        let mut model_from = config::model_from(facts, set);
         let (mut ebpf, preempt_switch) = loop {
-            let config = config(facts, set, filter, &layout, model_from);
-            let mut ebpf = load(&config, &layout, verbose)?;
+            let config = config::config(facts, set, filter, &layout, model_from);
+            let mut ebpf = config::load(&config, &layout, verbose)
+                .map_err(|error| TraceError::Load(format!("{error:#}")))?;
             if model_from != ModelFrom::Watched {
                 break (ebpf, None);
             }
@@ -213,27 +179,18 @@ impl Tracer {
             ));
         }
 
-        let map = |error: anyhow::Error| TraceError::Load(format!("{error:#}"));
-        let slots = array(&mut ebpf, "SLOTS", layout.cpus * Pair::COUNT).map_err(map)?;
-        let blocks = array(&mut ebpf, "BLOCKS", layout.cpus * layout.blocks()).map_err(map)?;
-        let starts = take_map(&mut ebpf, "STARTS");
-        let starts = HashMap::try_from(starts).map_err(|error| map(error.into()))?;
-        let mut tracer = Self {
+        let mut reader = Reader::new(&mut ebpf, layout)
+            .map_err(|error| TraceError::Load(format!("{error:#}")))?;
+        reader.forgive_earlier_calls();
+        Ok(Self {
             attachments,
             preempt_switch,
             ebpf,
-            slots,
-            blocks,
-            starts,
-            layout,
-            last: Snapshot::default(),
-            exits_at_attach: 0,
+            reader,
             probes,
             refusals,
             notes,
-        };
-        tracer.exits_at_attach = tracer.losses(&Snapshot::default()).exits_without_entry;
-        Ok(tracer)
+        })
     }
 
     /// Takes the log of the kernel side, for a verbose run.
@@ -242,32 +199,21 @@ impl Tracer {
         aya_log::EbpfLogger::init(&mut self.ebpf).ok()
     }
 
-    /// What has been recorded so far.
-    pub fn snapshot(&mut self) -> Snapshot {
-        for cpu in 0..self.layout.cpus {
-            for block in 0..self.layout.blocks() {
-                let element = self
-                    .blocks
-                    .element((cpu * self.layout.blocks() + block) as usize);
-                let key = (block != u32::from(OTHER)).then(|| self.layout.keys[block as usize - 1]);
-                // SAFETY: a field of a valid element; volatile, since the kernel writes it.
-                let count = unsafe { (&raw const (*element).count).read_volatile() };
-                let known = self
-                    .last
-                    .cells
-                    .get(&(cpu, key))
-                    .map_or(0, |known| known.count);
-                if count != known {
-                    self.last.cells.insert((cpu, key), Arc::new(read(element)));
-                }
-            }
-        }
-        self.last.clone()
+    /// What has been recorded so far, and what has not.
+    pub fn read(&mut self) -> Reading {
+        let pairs = self.clearing_pairs();
+        let reading = self.reader.read(&pairs);
+        // A clear that runs while the probes are attached is not lost.
+        let losses = Losses {
+            open_at_detach: 0,
+            ..reading.losses
+        };
+        Reading { losses, ..reading }
     }
 
     /// Detaches all probes and reads what they recorded.
     #[must_use]
-    pub fn end(mut self) -> Ended {
+    pub fn end(mut self) -> Reading {
         // Entries first: what begins from now on is not ours to end.
         for (_, [entry, _]) in &mut self.attachments {
             entry.detach();
@@ -279,104 +225,26 @@ impl Tracer {
             preempt_switch.detach();
         }
         wait_for_running_programs();
-        let total = self.snapshot();
-        Ended {
-            losses: self.losses(&total),
-            total,
-        }
+        let pairs = self.clearing_pairs();
+        self.reader.read(&pairs)
     }
 
-    /// What has not been recorded, beside `snapshot`, which was.
-    #[must_use]
-    pub fn losses(&self, snapshot: &Snapshot) -> Losses {
-        let mut pairs: BTreeMap<Pair, PairCounts> = BTreeMap::new();
-        for (pair, programs) in &self.attachments {
-            // A fault that is open or unknown is no clear lost.
-            if !pair.clears() {
-                continue;
-            }
-            let counts = pairs.entry(*pair).or_default();
-            counts.programs_skipped = programs
-                .iter()
-                .map(|program| program.skipped(&self.ebpf))
-                .sum();
-            for cpu in 0..self.layout.cpus {
-                let slot = self
-                    .slots
-                    .element((cpu * Pair::COUNT + *pair as u32) as usize);
-                // SAFETY: a valid element; volatile, since the kernel may write it.
-                let slot = unsafe { slot.read_volatile() };
-                let Slot { owner, key, .. } = slot;
-                counts.open += u64::from(owner != 0 && key != SKIP);
-                counts.entries += slot.entries;
-                counts.own_process += slot.own_process;
-                counts.overwritten += slot.overwritten;
-                counts.map_full += slot.map_full;
-                counts.outside_faults += slot.outside_faults;
-                counts.exits_without_entry += slot.exits_without_entry;
-                counts.end_before_start += slot.end_before_start;
-                counts.migrated += slot.migrated;
-            }
-            counts.open += self
-                .starts
-                .iter()
-                .filter_map(Result::ok)
-                .filter(|(key, start)| key >> 32 == *pair as u64 && start.key != SKIP)
-                .count() as u64;
-        }
-        // Derived clears of BeforeClear have no pair of their own, and none can be missed apart from
-        // the clear that they precede.
-        let recorded = |sites: &[Site]| {
-            snapshot
-                .cells
-                .iter()
-                .filter(|((_, key), _)| key.is_some_and(|key| sites.contains(&key.site)))
-                .map(|(_, aggregate)| aggregate.count)
-                .sum::<u64>()
-        };
-        let other_keys = snapshot
-            .cells
+    /// The attached pairs whose calls are clears, each with the runs of its programs that the kernel
+    /// skipped.
+    fn clearing_pairs(&self) -> Vec<(Pair, Option<u64>)> {
+        self.attachments
             .iter()
-            .filter(|((_, key), _)| key.is_none())
-            .map(|(_, aggregate)| aggregate.count)
-            .sum();
-        for (pair, counts) in &mut pairs {
-            counts.recorded = match pair {
-                // All clears of unknown key are put down to the main pair.
-                Pair::Clear => {
-                    other_keys
-                        + recorded(&[
-                            Site::FolioZeroUser,
-                            Site::ClearHugePage,
-                            Site::ProcessHugePage,
-                        ])
-                }
-                Pair::ClearGigantic => recorded(&[Site::ClearGiganticPage]),
-                Pair::Allocator => recorded(&[Site::Allocator]),
-                Pair::ThpFault | Pair::AnonFault => 0,
-            };
-        }
-        let counts_skips = aya::util::KernelVersion::current()
-            .is_ok_and(|version| version >= aya::util::KernelVersion::new(5, 12, 0));
-        Losses::new(
-            &pairs.into_values().collect::<Vec<_>>(),
-            other_keys,
-            counts_skips,
-        )
-    }
-
-    /// Whether the durations of this site include more than the clear.
-    #[must_use]
-    pub fn is_derived(&self, site: Site) -> bool {
-        self.probes
-            .iter()
-            .any(|probe| probe.site == Some(site) && probe.derived)
-    }
-
-    /// Memory that the maps take, in bytes.
-    #[must_use]
-    pub fn memory_bytes(&self) -> u64 {
-        self.layout.memory_bytes()
+            .filter(|(pair, _)| pair.clears())
+            .map(|(pair, programs)| {
+                (
+                    *pair,
+                    programs
+                        .iter()
+                        .map(|program| program.skipped(&self.ebpf))
+                        .sum(),
+                )
+            })
+            .collect()
     }
 }
 
@@ -386,24 +254,6 @@ impl fmt::Debug for Tracer {
             .field("probes", &self.probes)
             .finish_non_exhaustive()
     }
-}
-
-/// Copies a block that the kernel may be writing: again if a clear was added meanwhile.
-fn read(element: *const Block) -> Aggregate {
-    /// Under constant load a copy that is off by one clear in some field must do.
-    const ATTEMPTS: u32 = 4;
-    let mut copy = Block::EMPTY;
-    for _ in 0..ATTEMPTS {
-        // SAFETY: a valid element; volatile, since the kernel writes it.
-        let after = unsafe {
-            copy = element.read_volatile();
-            (&raw const (*element).count).read_volatile()
-        };
-        if after == copy.count {
-            break;
-        }
-    }
-    Aggregate::from(&copy)
 }
 
 fn check_privileges(facts: &Facts) -> Result<(), TraceError> {
@@ -424,106 +274,6 @@ fn check_privileges(facts: &Facts) -> Result<(), TraceError> {
             format!("only {}", held.join(", "))
         },
     })
-}
-
-fn model_from(facts: &Facts, set: &ProbeSet) -> ModelFrom {
-    let may_change = facts
-        .preempt
-        .modes
-        .iter()
-        .any(|mode| mode.model != facts.preempt.model);
-    match (
-        may_change,
-        facts.preempt.mode_symbol_address,
-        &set.preempt_switch,
-    ) {
-        (true, Some(_), Some(_)) => ModelFrom::Watched,
-        (true, Some(_), None) => ModelFrom::EachClear,
-        (false, _, _) | (true, None, _) => ModelFrom::Fixed,
-    }
-}
-
-fn config(
-    facts: &Facts,
-    set: &ProbeSet,
-    filter: &Filter,
-    layout: &Layout,
-    model_from: ModelFrom,
-) -> Config {
-    let base = facts.page_size_bytes;
-    let mut config = Config {
-        preempt_mode_address: facts.preempt.mode_symbol_address.unwrap_or(0),
-        comm: [0; 2],
-        clears: [ClearConfig::default(); 3],
-        // In another pid namespace our number may be somebody else's on the host.
-        own_tgid: match facts.privileges.initial_pid_namespace {
-            Some(true) => std::process::id(),
-            Some(false) | None => 0,
-        },
-        tgid: filter.tgid.unwrap_or(0),
-        // Clears are of huge pages; an order of 0 is an ordinary page.
-        min_order: filter.min_bytes.map_or(1, |bytes| {
-            bytes.div_ceil(base).next_power_of_two().ilog2().max(1)
-        }),
-        max_order: filter
-            .max_bytes
-            .map_or(hugeclear_ebpf::key::MAX_ORDER, |bytes| {
-                (bytes / base).max(1).ilog2()
-            }),
-        cpus: layout.cpus,
-        blocks: layout.blocks(),
-        model_from: model_from as u32,
-        model: facts.preempt.model as u32,
-        folio_order_offset: facts.btf.offsets.folio_flags_1.unwrap_or(0),
-        pmd_order: facts
-            .thp
-            .as_ref()
-            .and_then(|thp| keys::order(thp.pmd_size_bytes?, base))
-            .unwrap_or(0),
-        allocator_before_clear: u32::from(set.allocator == Allocator::BeforeClear),
-        allocator_in_fault: u32::from(matches!(
-            set.allocator,
-            Allocator::Probe { in_fault: true, .. }
-        )),
-    };
-    if let Some(comm) = &filter.comm {
-        let mut bytes = [0; 16];
-        // The kernel keeps 15 bytes of a name and a zero.
-        let length = comm.len().min(15);
-        bytes[..length].copy_from_slice(&comm.as_bytes()[..length]);
-        let (low, high) = bytes.split_at(8);
-        let word = |bytes: &[u8]| u64::from_ne_bytes(bytes.try_into().expect("8 bytes"));
-        config.comm = [word(low), word(high)];
-    }
-    let allocator = match &set.allocator {
-        Allocator::Probe { probe, .. } => Some(probe),
-        Allocator::Untraced | Allocator::BeforeClear => None,
-    };
-    for probe in set.clears.iter().chain(allocator) {
-        if let Some(clear) = probe.clear {
-            config.clears[probe.pair as usize] = ClearConfig {
-                site: clear.site as u32,
-                size_from: clear.size_from as u32,
-                only_function: clear.only_function.unwrap_or(0),
-            };
-        }
-    }
-    config
-}
-
-fn load(config: &Config, layout: &Layout, verbose: bool) -> Result<Ebpf, TraceError> {
-    let table = layout.table();
-    let log_level = if verbose { log::Level::Info as u8 } else { 0 };
-    EbpfLoader::new()
-        // Only CO-RE relocations would need it, and Rust emits none: saves parsing it again.
-        .btf(None)
-        .override_global("CONFIG", config, true)
-        .override_global("BLOCK_OF", &table[..], true)
-        .override_global(aya_log::LEVEL, &log_level, false)
-        .map_max_entries("SLOTS", layout.cpus * Pair::COUNT)
-        .map_max_entries("BLOCKS", layout.cpus * layout.blocks())
-        .load(OBJECT)
-        .map_err(|error| TraceError::Load(format!("{:#}", anyhow::Error::from(error))))
 }
 
 /// Attaches the probe on the switch of the model and stores the model in force. `None`: refused.
@@ -591,18 +341,6 @@ fn try_methods<T>(
         }
     }
     None
-}
-
-fn array<T: Copy>(ebpf: &mut Ebpf, name: &str, entries: u32) -> anyhow::Result<MappedArray<T>> {
-    match take_map(ebpf, name) {
-        Map::Array(data) => MappedArray::new(&data, entries),
-        other => anyhow::bail!("map {name} is {other:?}"),
-    }
-}
-
-fn take_map(ebpf: &mut Ebpf, name: &str) -> Map {
-    ebpf.take_map(name)
-        .expect("the object is built from the same source tree")
 }
 
 /// Waits until every program that was running when its link was closed has ended: a grace period of

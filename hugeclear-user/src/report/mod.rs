@@ -119,3 +119,124 @@ impl Summary {
 pub fn json(report: &Report) -> String {
     serde_json::to_string(report).expect("no maps with other keys than strings") + "\n"
 }
+
+#[cfg(test)]
+mod tests {
+    use std::{collections::BTreeMap, sync::Arc};
+
+    use hugeclear_ebpf::{bucket, key::Site};
+
+    use super::*;
+    use crate::{
+        facts::recorded::facts,
+        probes::keys::Key,
+        window::{Aggregate, Grouping, Snapshot, rows},
+    };
+
+    fn aggregate(durations: &[u64]) -> Arc<Aggregate> {
+        let mut aggregate = Aggregate::default();
+        for &ns in durations {
+            aggregate.merge(&Aggregate {
+                count: 1,
+                sum_ns: ns.into(),
+                sum_squares: u128::from(ns).pow(2),
+                min_ns: ns,
+                max_ns: ns,
+                histogram: BTreeMap::from([(bucket::index(ns) as u16, 1)]),
+            });
+        }
+        Arc::new(aggregate)
+    }
+
+    fn report(kind: Kind, grouping: Grouping) -> Report {
+        let key = |site, order| {
+            Some(Key {
+                site,
+                order,
+                model: PreemptModel::Voluntary,
+            })
+        };
+        let snapshot = Snapshot {
+            cells: BTreeMap::from([
+                (
+                    (0, key(Site::FolioZeroUser, 9)),
+                    aggregate(&[118_000, 121_500, 119_250, 640_000]),
+                ),
+                (
+                    (11, key(Site::FolioZeroUser, 9)),
+                    aggregate(&[131_000, 129_000]),
+                ),
+                ((11, key(Site::FolioZeroUser, 18)), aggregate(&[92_100_000])),
+                (
+                    (11, key(Site::Allocator, 9)),
+                    aggregate(&[180_000, 175_000]),
+                ),
+                ((11, None), aggregate(&[9_100])),
+            ]),
+        };
+        let rows = |grouping| rows(&snapshot, grouping, 4096, |site| site == Site::Allocator);
+        let probe = |site, function: &str, derived| AttachedProbe {
+            site,
+            function: function.to_owned(),
+            method: "fentry".to_owned(),
+            derived,
+        };
+        Report {
+            kind,
+            start_ns: 1_000_000_000,
+            end_ns: 3_500_000_000,
+            facts: Summary::new(&facts("6.12")),
+            probes: vec![
+                probe(Some(Site::Allocator), "do_huge_pmd_anonymous_page", true),
+                probe(Some(Site::FolioZeroUser), "folio_zero_user", false),
+            ],
+            rows: rows(grouping),
+            totals: match grouping {
+                Grouping::Machine => Vec::new(),
+                Grouping::PerCpu => rows(Grouping::Machine),
+            },
+            losses: Losses {
+                migrated: 1,
+                other_keys: 1,
+                open_at_detach: 1,
+                programs_skipped: Some(0),
+                ..Losses::default()
+            },
+            notes: vec![Note::new("zeroed_twice", "this kernel zeroes twice")],
+        }
+    }
+
+    #[test]
+    fn table_of_the_machine() {
+        insta::assert_snapshot!(table(&report(Kind::Total, Grouping::Machine)));
+    }
+
+    #[test]
+    fn table_per_cpu() {
+        insta::assert_snapshot!(table(&report(Kind::Total, Grouping::PerCpu)));
+    }
+
+    #[test]
+    fn table_of_a_window() {
+        insta::assert_snapshot!(table(&report(Kind::Window, Grouping::Machine)));
+    }
+
+    #[test]
+    fn table_without_clears() {
+        let nothing = Report {
+            rows: Vec::new(),
+            losses: Losses::default(),
+            notes: vec![Note::new("no_clears", "no huge page was faulted")],
+            ..report(Kind::Total, Grouping::Machine)
+        };
+        insta::assert_snapshot!(table(&nothing));
+    }
+
+    #[test]
+    fn json_is_one_line_and_has_the_promised_fields() {
+        let line = json(&report(Kind::Total, Grouping::PerCpu));
+        assert_eq!(line.lines().count(), 1);
+        let value: serde_json::Value = serde_json::from_str(&line).unwrap();
+        insta::assert_snapshot!(serde_json::to_string_pretty(&value).unwrap());
+    }
+}

@@ -26,7 +26,7 @@ pub struct PairCounts {
     /// See [`Losses::migrated`].
     pub migrated: u64,
     /// See [`Losses::programs_skipped`].
-    pub programs_skipped: u64,
+    pub programs_skipped: Option<u64>,
 }
 
 /// What the numbers do not hold, and what is remarkable about how they were taken.
@@ -60,9 +60,9 @@ pub struct Losses {
 }
 
 impl Losses {
-    /// Sums the counts of all pairs. `counts_skips`: whether this kernel counts skipped programs.
+    /// Sums the counts of all pairs.
     #[must_use]
-    pub fn new(pairs: &[PairCounts], other_keys: u64, counts_skips: bool) -> Self {
+    pub fn new(pairs: &[PairCounts], other_keys: u64) -> Self {
         let sum = |field: fn(&PairCounts) -> u64| pairs.iter().map(field).sum::<u64>();
         let missing = |pair: &PairCounts| {
             pair.entries
@@ -75,7 +75,7 @@ impl Losses {
             end_before_start: sum(|pair| pair.end_before_start),
             map_full: sum(|pair| pair.map_full),
             open_at_detach: sum(|pair| pair.open),
-            programs_skipped: counts_skips.then(|| sum(|pair| pair.programs_skipped)),
+            programs_skipped: pairs.iter().map(|pair| pair.programs_skipped).sum(),
             other_keys,
             migrated: sum(|pair| pair.migrated),
             own_process: sum(|pair| pair.own_process),
@@ -124,7 +124,7 @@ mod tests {
             overwritten: 2,
             ..PairCounts::default()
         };
-        let losses = Losses::new(&[pair, PairCounts::default()], 0, true);
+        let losses = Losses::new(&[pair, PairCounts::default()], 0);
         assert_eq!(losses.entries_without_exit, 2);
         assert_eq!(losses.starts_overwritten, 2);
         assert!(losses.any_lost());

@@ -45,4 +45,11 @@ impl Snapshot {
     pub fn count(&self) -> u64 {
         self.cells.values().map(|aggregate| aggregate.count).sum()
     }
+
+    /// Number of clears whose key has no block of its own.
+    #[must_use]
+    pub fn other_count(&self) -> u64 {
+        let other = self.cells.iter().filter(|((_, key), _)| key.is_none());
+        other.map(|(_, aggregate)| aggregate.count).sum()
+    }
 }

@@ -1,0 +1,131 @@
+//! Configures and loads the kernel side.
+
+use anyhow::{Context as _, Result};
+use aya::{Ebpf, EbpfLoader};
+use hugeclear_ebpf::{
+    config::{ClearConfig, Config, ModelFrom, Pair},
+    key::MAX_ORDER,
+};
+
+use super::{
+    keys::{self, Layout},
+    select::{Allocator, ProbeSet},
+};
+use crate::facts::Facts;
+
+/// The eBPF object, built by `build.rs`.
+static OBJECT: &[u8] = aya::include_bytes_aligned!(env!("HUGECLEAR_EBPF_OBJECT"));
+
+/// Which clears to record.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Filter {
+    /// Only this process (thread group), as the host numbers it.
+    pub tgid: Option<u32>,
+    /// Only tasks of this name, at most 15 bytes.
+    pub comm: Option<String>,
+    /// Only pages of at least this many bytes.
+    pub min_bytes: Option<u64>,
+    /// Only pages of at most this many bytes.
+    pub max_bytes: Option<u64>,
+}
+
+/// When the model of a clear is to be read.
+pub(super) fn model_from(facts: &Facts, set: &ProbeSet) -> ModelFrom {
+    let may_change = facts
+        .preempt
+        .modes
+        .iter()
+        .any(|mode| mode.model != facts.preempt.model);
+    match (
+        may_change,
+        facts.preempt.mode_symbol_address,
+        &set.preempt_switch,
+    ) {
+        (true, Some(_), Some(_)) => ModelFrom::Watched,
+        (true, Some(_), None) => ModelFrom::EachClear,
+        (false, _, _) | (true, None, _) => ModelFrom::Fixed,
+    }
+}
+
+/// The configuration of the kernel side.
+pub(super) fn config(
+    facts: &Facts,
+    set: &ProbeSet,
+    filter: &Filter,
+    layout: &Layout,
+    model_from: ModelFrom,
+) -> Config {
+    let base = facts.page_size_bytes;
+    let mut config = Config {
+        preempt_mode_address: facts.preempt.mode_symbol_address.unwrap_or(0),
+        comm: [0; 2],
+        clears: [ClearConfig::default(); 3],
+        // In another pid namespace our number may be somebody else's on the host.
+        own_tgid: match facts.privileges.initial_pid_namespace {
+            Some(true) => std::process::id(),
+            Some(false) | None => 0,
+        },
+        tgid: filter.tgid.unwrap_or(0),
+        // Clears are of huge pages; an order of 0 is an ordinary page.
+        min_order: filter.min_bytes.map_or(1, |bytes| {
+            bytes.div_ceil(base).next_power_of_two().ilog2().max(1)
+        }),
+        max_order: filter
+            .max_bytes
+            .map_or(MAX_ORDER, |bytes| (bytes / base).max(1).ilog2()),
+        cpus: layout.cpus,
+        blocks: layout.blocks(),
+        model_from: model_from as u32,
+        model: facts.preempt.model as u32,
+        folio_order_offset: facts.btf.offsets.folio_flags_1.unwrap_or(0),
+        pmd_order: facts
+            .thp
+            .as_ref()
+            .and_then(|thp| keys::order(thp.pmd_size_bytes?, base))
+            .unwrap_or(0),
+        allocator_before_clear: u32::from(set.allocator == Allocator::BeforeClear),
+        allocator_in_fault: u32::from(matches!(
+            set.allocator,
+            Allocator::Probe { in_fault: true, .. }
+        )),
+    };
+    if let Some(comm) = &filter.comm {
+        let mut bytes = [0; 16];
+        // The kernel keeps 15 bytes of a name and a zero.
+        let length = comm.len().min(15);
+        bytes[..length].copy_from_slice(&comm.as_bytes()[..length]);
+        let (low, high) = bytes.split_at(8);
+        let word = |bytes: &[u8]| u64::from_ne_bytes(bytes.try_into().expect("8 bytes"));
+        config.comm = [word(low), word(high)];
+    }
+    let allocator = match &set.allocator {
+        Allocator::Probe { probe, .. } => Some(probe),
+        Allocator::Untraced | Allocator::BeforeClear => None,
+    };
+    for probe in set.clears.iter().chain(allocator) {
+        if let Some(clear) = probe.clear {
+            config.clears[probe.pair as usize] = ClearConfig {
+                site: clear.site as u32,
+                size_from: clear.size_from as u32,
+                only_function: clear.only_function.unwrap_or(0),
+            };
+        }
+    }
+    config
+}
+
+/// Loads the object and makes its maps; no program yet.
+pub(super) fn load(config: &Config, layout: &Layout, verbose: bool) -> Result<Ebpf> {
+    let table = layout.table();
+    let log_level = if verbose { log::Level::Info as u8 } else { 0 };
+    EbpfLoader::new()
+        // Only CO-RE relocations would need it, and Rust emits none: saves parsing it again.
+        .btf(None)
+        .override_global("CONFIG", config, true)
+        .override_global("BLOCK_OF", &table[..], true)
+        .override_global(aya_log::LEVEL, &log_level, false)
+        .map_max_entries("SLOTS", layout.cpus * Pair::COUNT)
+        .map_max_entries("BLOCKS", layout.cpus * layout.blocks())
+        .load(OBJECT)
+        .context("the kernel refuses the object or its maps")
+}

@@ -1,0 +1,176 @@
+//! Reads what the kernel side keeps in its maps.
+
+use std::sync::Arc;
+
+use anyhow::Result;
+use aya::{
+    Ebpf,
+    maps::{HashMap, Map, MapData},
+};
+use hugeclear_ebpf::{
+    config::Pair,
+    key::OTHER,
+    maps::{Block, SKIP, Slot, Start},
+};
+
+use super::{keys::Layout, maps::MappedArray};
+use crate::window::{Aggregate, Losses, PairCounts, Snapshot};
+
+/// What was recorded up to a moment, and what was not.
+#[derive(Clone, Debug)]
+pub struct Reading {
+    /// The clears.
+    pub snapshot: Snapshot,
+    /// What the snapshot does not hold.
+    pub losses: Losses,
+}
+
+/// The maps of a loaded object.
+pub(super) struct Reader {
+    slots: MappedArray<Slot>,
+    blocks: MappedArray<Block>,
+    starts: HashMap<MapData, u64, Start>,
+    layout: Layout,
+    /// What was read last, so that only what changed is copied again.
+    last: Snapshot,
+    /// Exits that were seen while probes were being attached: those of calls that began before.
+    earlier_calls: u64,
+}
+
+impl Reader {
+    /// Takes the maps of `ebpf`, which was loaded with `layout`.
+    pub(super) fn new(ebpf: &mut Ebpf, layout: Layout) -> Result<Self> {
+        Ok(Self {
+            slots: array(ebpf, "SLOTS", layout.cpus * Pair::COUNT)?,
+            blocks: array(ebpf, "BLOCKS", layout.cpus * layout.blocks())?,
+            starts: HashMap::try_from(take_map(ebpf, "STARTS"))?,
+            layout,
+            last: Snapshot::default(),
+            earlier_calls: 0,
+        })
+    }
+
+    /// From now on exits without entry are losses: so far they were of calls that began before the
+    /// entry was attached.
+    pub(super) fn forgive_earlier_calls(&mut self) {
+        let pairs = Pair::ALL.map(|pair| self.counts(pair, None));
+        self.earlier_calls = pairs.iter().map(|counts| counts.exits_without_entry).sum();
+    }
+
+    /// Reads everything. `pairs`: those that are attached and whose calls are clears, each with the
+    /// skipped runs of its programs.
+    pub(super) fn read(&mut self, pairs: &[(Pair, Option<u64>)]) -> Reading {
+        // The slots before the blocks: a clear that ends in between is then recorded, not missing.
+        let counts: Vec<PairCounts> = pairs
+            .iter()
+            .map(|&(pair, skipped)| self.counts(pair, skipped))
+            .collect();
+        let snapshot = self.snapshot();
+        let losses = Losses::new(&counts, snapshot.other_count());
+        let exits_without_entry = losses
+            .exits_without_entry
+            .saturating_sub(self.earlier_calls);
+        Reading {
+            losses: Losses {
+                exits_without_entry,
+                ..losses
+            },
+            snapshot,
+        }
+    }
+
+    fn snapshot(&mut self) -> Snapshot {
+        let blocks = self.layout.blocks();
+        for cpu in 0..self.layout.cpus {
+            for block in 0..blocks {
+                let element = self.blocks.element((cpu * blocks + block) as usize);
+                let key = (block != u32::from(OTHER)).then(|| self.layout.keys[block as usize - 1]);
+                // SAFETY: a field of a valid element; volatile, since the kernel writes it.
+                let count = unsafe { (&raw const (*element).count).read_volatile() };
+                let known = self
+                    .last
+                    .cells
+                    .get(&(cpu, key))
+                    .map_or(0, |known| known.count);
+                if count != known {
+                    self.last.cells.insert((cpu, key), Arc::new(copy(element)));
+                }
+            }
+        }
+        self.last.clone()
+    }
+
+    /// The counts of one pair, over all CPUs.
+    fn counts(&self, pair: Pair, programs_skipped: Option<u64>) -> PairCounts {
+        let mut counts = PairCounts {
+            programs_skipped,
+            ..PairCounts::default()
+        };
+        for cpu in 0..self.layout.cpus {
+            let slot = self
+                .slots
+                .element((cpu * Pair::COUNT + pair as u32) as usize);
+            // SAFETY: a valid element; volatile, since the kernel may write it.
+            let Slot {
+                owner,
+                key,
+                start_ns: _,
+                page: _,
+                entries,
+                own_process,
+                overwritten,
+                map_full,
+                outside_faults,
+                recorded,
+                exits_without_entry,
+                end_before_start,
+                migrated,
+            } = unsafe { slot.read_volatile() };
+            counts.open += u64::from(owner != 0 && key != SKIP);
+            counts.entries += entries;
+            counts.own_process += own_process;
+            counts.overwritten += overwritten;
+            counts.map_full += map_full;
+            counts.outside_faults += outside_faults;
+            counts.recorded += recorded;
+            counts.exits_without_entry += exits_without_entry;
+            counts.end_before_start += end_before_start;
+            counts.migrated += migrated;
+        }
+        let elsewhere = self.starts.iter().filter_map(Result::ok);
+        counts.open += elsewhere
+            .filter(|(key, start)| key >> 32 == pair as u64 && start.key != SKIP)
+            .count() as u64;
+        counts
+    }
+}
+
+/// Copies a block that the kernel may be writing: again if a clear was added meanwhile.
+fn copy(element: *const Block) -> Aggregate {
+    /// Under constant load a copy that is off by one clear in some field must do.
+    const ATTEMPTS: u32 = 4;
+    let mut block = Block::EMPTY;
+    for _ in 0..ATTEMPTS {
+        // SAFETY: a valid element; volatile, since the kernel writes it.
+        let after = unsafe {
+            block = element.read_volatile();
+            (&raw const (*element).count).read_volatile()
+        };
+        if after == block.count {
+            break;
+        }
+    }
+    Aggregate::from(&block)
+}
+
+fn array<T: Copy>(ebpf: &mut Ebpf, name: &str, entries: u32) -> Result<MappedArray<T>> {
+    match take_map(ebpf, name) {
+        Map::Array(data) => MappedArray::new(&data, entries),
+        other => anyhow::bail!("map {name} is {other:?}"),
+    }
+}
+
+fn take_map(ebpf: &mut Ebpf, name: &str) -> Map {
+    ebpf.take_map(name)
+        .expect("the object is built from the same source tree")
+}
