@@ -37,7 +37,7 @@ pub const fn index(ns: u64) -> usize {
     let log2 = log2_in_range(ns);
     // The leading bit and the SUB_BITS below it: SUB_BUCKETS..2 * SUB_BUCKETS.
     let mantissa = ns >> (log2 - SUB_BITS);
-    ((log2 - MIN_BITS - 1) as u64 * SUB_BUCKETS as u64 + mantissa + 1) as usize
+    ((log2 - MIN_BITS) as u64 * SUB_BUCKETS as u64 + mantissa - (SUB_BUCKETS as u64 - 1)) as usize
 }
 
 /// floor(log2) of a duration within range. By halving: the eBPF instruction set cannot count

@@ -29,8 +29,6 @@ pub(crate) fn run(expected: &Expected) -> Result<()> {
         let setting = "/sys/kernel/mm/transparent_hugepage/enabled";
         fs::write(setting, "madvise").context(setting)?;
     }
-    // The first trace leaves what it always leaves: kernel threads, caches.
-    trace_workload(&[], &workload())?;
     let before = Left::now()?;
     for method in ["fentry", "kprobe"] {
         for signal in [Signal::SIGINT, Signal::SIGTERM, Signal::SIGKILL] {
