@@ -170,6 +170,7 @@ fn run(base: &Base, kernel: &Path, cell: &Cell) -> Result<()> {
     if !outcome.status.success() {
         bail!("{outcome}");
     }
-    print!("{}", String::from_utf8_lossy(&outcome.stdout));
+    // How close the durations were.
+    eprint!("{}", String::from_utf8_lossy(&outcome.stdout));
     Ok(())
 }

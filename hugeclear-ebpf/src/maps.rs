@@ -87,7 +87,7 @@ pub struct Block {
     pub buckets: [u64; BUCKETS],
 }
 
-const _: () = assert!(size_of::<Block>() % 64 == 0);
+const _: () = assert!(size_of::<Block>().is_multiple_of(64));
 
 impl Block {
     /// A block without a clear.

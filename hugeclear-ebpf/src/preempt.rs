@@ -1,8 +1,10 @@
 //! The preemption models, by the numbers that keys carry.
 
+use core::fmt;
+
 /// How the kernel decides when a task inside the kernel gives up its CPU.
 ///
-/// One number each, at most 3 bits wide: it is part of every [`crate::key::Key`].
+/// One number each, at most 3 bits wide: it is part of every key ([`crate::key::pack`]).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(
     feature = "user",
@@ -41,7 +43,8 @@ impl PreemptModel {
     ];
 
     /// The model of the kernel's `preempt_dynamic_mode` (kernel/sched/core.c, `enum` next to it:
-    /// undefined -1, none 0, voluntary 1, full 2, lazy 3).
+    /// undefined -1, none 0, voluntary 1, full 2, since 6.13 lazy 3; 6.12's RT patch has lazy 3 and
+    /// laziest 4).
     #[must_use]
     #[inline(always)]
     pub const fn from_dynamic_mode(mode: i32) -> Self {
@@ -49,7 +52,7 @@ impl PreemptModel {
             0 => Self::None,
             1 => Self::Voluntary,
             2 => Self::Full,
-            3 => Self::Lazy,
+            3 | 4 => Self::Lazy,
             _ => Self::Unknown,
         }
     }
@@ -66,6 +69,12 @@ impl PreemptModel {
             Self::Rt => "rt",
             Self::NoneOrVoluntary => "none-or-voluntary",
         }
+    }
+}
+
+impl fmt::Display for PreemptModel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
     }
 }
 

@@ -27,7 +27,7 @@ pub const RUSTC_VARIABLE: &str = "HUGECLEAR_EBPF_RUSTC";
 /// A compiler that can produce eBPF.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Toolchain {
-    /// A rustc with a precompiled `core` for [`TARGET`].
+    /// A rustc with a precompiled `core` for `bpfel-unknown-none`.
     Precompiled {
         /// Path of that rustc.
         rustc: PathBuf,

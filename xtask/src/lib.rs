@@ -4,8 +4,6 @@
 //! To boot a kernel from a test: resolve the [`matrix`], build one [`initramfs::Base`], run a
 //! [`vm::Guest`].
 
-#![cfg_attr(test, allow(clippy::unwrap_used, reason = "a test may panic"))]
-
 pub mod ebpf;
 
 #[cfg(feature = "init")]

@@ -1,7 +1,5 @@
 //! `cargo xtask`: see `cargo xtask --help`.
 
-#![cfg_attr(test, allow(clippy::unwrap_used, reason = "a test may panic"))]
-
 mod cli;
 
 use std::process::ExitCode;

@@ -1,110 +1,26 @@
 //! The preemption model in force, and whence it is known.
 
-use std::{fmt, path::Path};
+use std::{ops::RangeInclusive, path::Path};
 
+pub use hugeclear_ebpf::preempt::PreemptModel;
 use serde::{Deserialize, Serialize};
 
 use super::{KernelConfig, kernel_memory::KernelMemory, source::Source};
 
-/// When the kernel lets another task take the CPU from kernel code.
-///
-/// The numbers are what the kernel side stores; they are ours, not the kernel's (see
-/// [`Preempt::modes`] for those).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-#[repr(u8)]
-pub enum PreemptModel {
-    /// Not known.
-    Unknown = 0,
-    /// Never: only on return to user space (`PREEMPT_NONE`).
-    None = 1,
-    /// At explicit points, `might_sleep` and `cond_resched` (`PREEMPT_VOLUNTARY`).
-    Voluntary = 2,
-    /// Anywhere outside critical sections (`PREEMPT`).
-    Full = 3,
-    /// Anywhere, but for ordinary tasks only at the next tick (`PREEMPT_LAZY`, since 6.13).
-    Lazy = 4,
-    /// Almost everywhere (`PREEMPT_RT`).
-    Rt = 5,
-    /// None or voluntary; a kernel without `PREEMPT_DYNAMIC` and without its config file does not
-    /// tell which.
-    NoneOrVoluntary = 6,
-}
+/// Numbers of the kernel's `preempt_dynamic_mode`; what they mean is
+/// [`PreemptModel::from_dynamic_mode`].
+const MODES: RangeInclusive<i32> = 0..=4;
 
-impl PreemptModel {
-    const ALL: [Self; 7] = [
-        Self::Unknown,
-        Self::None,
-        Self::Voluntary,
-        Self::Full,
-        Self::Lazy,
-        Self::Rt,
-        Self::NoneOrVoluntary,
-    ];
-
-    /// The word used in output and recordings.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Unknown => "unknown",
-            Self::None => "none",
-            Self::Voluntary => "voluntary",
-            Self::Full => "full",
-            Self::Lazy => "lazy",
-            Self::Rt => "rt",
-            Self::NoneOrVoluntary => "none-or-voluntary",
-        }
-    }
-
-    /// A word of the kernel's own (`preempt=` and debugfs). `laziest` is the 6.12 RT patch's.
-    fn from_kernel_word(word: &str) -> Option<Self> {
-        match word {
-            "none" => Some(Self::None),
-            "voluntary" => Some(Self::Voluntary),
-            "full" => Some(Self::Full),
-            "lazy" | "laziest" => Some(Self::Lazy),
-            _ => None,
-        }
+/// A word of the kernel's own (`preempt=` and debugfs). `laziest` is the 6.12 RT patch's.
+fn from_kernel_word(word: &str) -> Option<PreemptModel> {
+    match word {
+        "none" => Some(PreemptModel::None),
+        "voluntary" => Some(PreemptModel::Voluntary),
+        "full" => Some(PreemptModel::Full),
+        "lazy" | "laziest" => Some(PreemptModel::Lazy),
+        _ => None,
     }
 }
-
-impl fmt::Display for PreemptModel {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.as_str())
-    }
-}
-
-impl From<PreemptModel> for u8 {
-    fn from(model: PreemptModel) -> Self {
-        model as Self
-    }
-}
-
-/// A number that is no [`PreemptModel`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("`{0}` is no preemption model")]
-pub struct UnknownModelNumber(pub u8);
-
-impl TryFrom<u8> for PreemptModel {
-    type Error = UnknownModelNumber;
-
-    fn try_from(number: u8) -> Result<Self, Self::Error> {
-        Self::ALL
-            .into_iter()
-            .find(|model| u8::from(*model) == number)
-            .ok_or(UnknownModelNumber(number))
-    }
-}
-
-/// What `preempt_dynamic_mode` numbers mean (kernel/sched/core.c, `enum` before
-/// `preempt_dynamic_mode`; -1 is undefined). 3 exists since 6.13, and in the RT patch of 6.12,
-/// which alone has 4.
-const MODES: [(i32, PreemptModel); 5] = [
-    (0, PreemptModel::None),
-    (1, PreemptModel::Voluntary),
-    (2, PreemptModel::Full),
-    (3, PreemptModel::Lazy),
-    (4, PreemptModel::Lazy),
-];
 
 /// The preemption model and how to follow it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -163,13 +79,11 @@ impl Preempt {
         };
         let modes = match hints.mode_symbol_address {
             Some(_) => MODES
-                .into_iter()
-                .map(|(number, model)| Mode {
+                .map(|number| Mode {
                     number,
-                    model: if rt.is_some() {
-                        PreemptModel::Rt
-                    } else {
-                        model
+                    model: match rt {
+                        Some(_) => PreemptModel::Rt,
+                        None => PreemptModel::from_dynamic_mode(number),
                     },
                 })
                 .collect(),
@@ -204,7 +118,8 @@ fn switchable(source: &mut Source, hints: &Hints) -> Option<(PreemptModel, Strin
             Ok(word) => {
                 // The kernel's variable is a signed int.
                 let number = word.cast_signed();
-                if let Some((_, model)) = MODES.into_iter().find(|(n, _)| *n == number) {
+                let model = PreemptModel::from_dynamic_mode(number);
+                if model != PreemptModel::Unknown {
                     return Some((model, "preempt_dynamic_mode in kernel memory".to_owned()));
                 }
                 source.note(
@@ -220,7 +135,7 @@ fn switchable(source: &mut Source, hints: &Hints) -> Option<(PreemptModel, Strin
         let chosen = text
             .split_whitespace()
             .find_map(|word| word.strip_prefix('(')?.strip_suffix(')'))
-            .and_then(PreemptModel::from_kernel_word);
+            .and_then(from_kernel_word);
         if let Some(model) = chosen {
             return Some((model, path.display().to_string()));
         }
@@ -234,7 +149,7 @@ fn switchable(source: &mut Source, hints: &Hints) -> Option<(PreemptModel, Strin
         .split_whitespace()
         .filter_map(|word| word.strip_prefix("preempt="))
         .next_back()
-        .and_then(PreemptModel::from_kernel_word)
+        .and_then(from_kernel_word)
         .map(|model| {
             (
                 model,

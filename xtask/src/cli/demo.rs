@@ -42,6 +42,7 @@ bytes per second of summed wall time. The workload caused 64 + 32 THP faults and
 of 1 GiB, so 97 clears must be there. The durations are those of an emulator: real hardware clears
 2 MiB in 100 to 500 microseconds.";
 
+#[expect(clippy::print_stdout, reason = "the table is what the task is for")]
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     setup::run()?;
     let kernel = Matrix::load()?.resolve_one(&arguments.kernel, Refresh::WhenStale)?;
