@@ -13,7 +13,10 @@ const TRACEFS: &str = "/sys/kernel/tracing";
 /// two million of a clear, in a guest whose clock counts instructions.
 const TOLERANCE: f64 = 0.01;
 
-#[expect(clippy::print_stdout, reason = "the host shows how close the durations are")]
+#[expect(
+    clippy::print_stdout,
+    reason = "the host shows how close the durations are"
+)]
 pub(crate) fn run(expected: &Expected, method: &str) -> Result<()> {
     let set = |file: &str, value: &str| {
         fs::write(Path::new(TRACEFS).join(file), value).with_context(|| format!("{file} = {value}"))
