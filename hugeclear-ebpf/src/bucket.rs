@@ -41,33 +41,46 @@ pub const fn index(ns: u64) -> usize {
     ((log2 - MIN_BITS) as u64 * SUB_BUCKETS as u64 + mantissa - (SUB_BUCKETS as u64 - 1)) as usize
 }
 
-/// floor(log2) of a duration within range. By halving: the eBPF instruction set cannot count
-/// leading zeros, and this executes fewer instructions than the arithmetic LLVM puts in its place.
+/// floor(log2) of a duration within range.
+///
+/// By comparisons that end in constants: the eBPF instruction set cannot count leading zeros, and
+/// each halving by shifts would cost several instructions instead of one or two.
 #[inline(always)]
 const fn log2_in_range(ns: u64) -> u32 {
-    let mut rest = ns;
-    let mut log2 = 0;
-    if rest >= 1 << 32 {
-        rest >>= 32;
-        log2 += 32;
+    /// The largest of 2 (then 4, 8) neighbouring exponents, beginning with `$low`, that fits.
+    macro_rules! of_2 {
+        ($low:expr) => {
+            if ns < 1 << ($low + 1) { $low } else { $low + 1 }
+        };
     }
-    if rest >= 1 << 16 {
-        rest >>= 16;
-        log2 += 16;
+    macro_rules! of_4 {
+        ($low:expr) => {
+            if ns < 1 << ($low + 2) {
+                of_2!($low)
+            } else {
+                of_2!($low + 2)
+            }
+        };
     }
-    if rest >= 1 << 8 {
-        rest >>= 8;
-        log2 += 8;
+    macro_rules! of_8 {
+        ($low:expr) => {
+            if ns < 1 << ($low + 4) {
+                of_4!($low)
+            } else {
+                of_4!($low + 4)
+            }
+        };
     }
-    if rest >= 1 << 4 {
-        rest >>= 4;
-        log2 += 4;
+    // Most clears take 4 microseconds to a second.
+    if ns < 1 << 24 {
+        if ns < 1 << 16 { of_8!(8) } else { of_8!(16) }
+    } else if ns < 1 << 32 {
+        of_8!(24)
+    } else if ns < 1 << 40 {
+        of_8!(32)
+    } else {
+        of_2!(40)
     }
-    if rest >= 1 << 2 {
-        rest >>= 2;
-        log2 += 2;
-    }
-    log2 + (rest >> 1) as u32
 }
 
 /// The bounds of bucket `index`, in ns: from the first, inclusive, to the second, exclusive.

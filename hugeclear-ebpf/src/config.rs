@@ -70,7 +70,7 @@ pub enum SizeFrom {
 pub enum ModelFrom {
     /// It cannot change: [`Config::model`].
     Fixed = 0,
-    /// From the map `PREEMPT_MODEL`, which a probe on `sched_dynamic_update` keeps up to date.
+    /// From `PREEMPT_MODEL`, which a probe on `sched_dynamic_update` keeps up to date.
     Watched = 1,
     /// From `preempt_dynamic_mode` at every clear, where that probe was refused.
     EachClear = 2,
@@ -103,10 +103,6 @@ pub struct Config {
     pub own_tgid: u32,
     /// The thread group to select; 0 selects all.
     pub tgid: u32,
-    /// The smallest order to select.
-    pub min_order: u32,
-    /// The largest order to select.
-    pub max_order: u32,
     /// Possible CPUs: how many rows of slots and blocks there are.
     pub cpus: u32,
     /// Blocks of each CPU.
@@ -127,7 +123,7 @@ pub struct Config {
 }
 
 const _: () = assert!(size_of::<ClearConfig>() == 16);
-const _: () = assert!(size_of::<Config>() == 120);
+const _: () = assert!(size_of::<Config>() == 112);
 
 #[cfg(feature = "user")]
 // SAFETY: `repr(C)`, only integers, no padding (the sizes are asserted above), any bytes are valid.

@@ -68,11 +68,18 @@ pub const fn pack(site: u32, order: u32, model: u32) -> u32 {
     (site << (ORDER_BITS + MODEL_BITS)) | (order << MODEL_BITS) | model
 }
 
-/// For each packed key the number of its block, or [`OTHER`] for a key that has none of its own.
+/// For each packed key the number of its block, or [`OTHER`], or [`UNSELECTED`].
 pub type BlockTable = [u8; KEYS];
 
-/// The block that takes every clear whose key has no block of its own.
-pub const OTHER: u8 = 0;
+/// The block that takes every selected clear whose key has no block of its own.
+pub const OTHER: u32 = 0;
+
+/// In place of a block: clears of this key are not to be recorded. All keys of order 0, and those of
+/// sizes that the user left out.
+pub const UNSELECTED: u32 = u8::MAX as u32;
+
+/// The most blocks that a table can name, [`OTHER`] included.
+pub const MAX_BLOCKS: usize = u8::MAX as usize;
 
 #[cfg(test)]
 mod tests {

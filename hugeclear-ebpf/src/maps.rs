@@ -15,8 +15,8 @@ use crate::bucket::BUCKETS;
 pub struct Slot {
     /// Thread whose clear this is; 0 if the slot is free.
     pub owner: u32,
-    /// Key of the clear ([`crate::key::pack`]), or [`SKIP`].
-    pub key: u32,
+    /// Block of the clear, or [`SKIP`].
+    pub block: u32,
     /// When the clear began, in ns of CLOCK_MONOTONIC.
     pub start_ns: u64,
     /// First argument of the function: tells one clear of a thread from a stale one.
@@ -43,7 +43,7 @@ pub struct Slot {
 
 const _: () = assert!(size_of::<Slot>() == 128);
 
-/// In place of a key: a call that is tracked, so that its exit is recognised, but not recorded.
+/// In place of a block: a call that is tracked, so that its exit is recognised, but not recorded.
 pub const SKIP: u32 = u32::MAX;
 
 /// A start in the hash map; fields as in [`Slot`].
@@ -54,8 +54,8 @@ pub struct Start {
     pub start_ns: u64,
     /// First argument of the function.
     pub page: u64,
-    /// Key of the clear, or [`SKIP`].
-    pub key: u32,
+    /// Block of the clear, or [`SKIP`].
+    pub block: u32,
     /// CPU on which the clear began.
     pub cpu: u32,
 }

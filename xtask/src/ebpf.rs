@@ -113,6 +113,8 @@ pub fn build(workspace: &Path, target_dir: &Path, arch: &str) -> Result<PathBuf>
         "-Cdebuginfo=2".into(),
         format!("-Clinker={}", linker.display()),
         "-Clink-arg=--btf".into(),
+        // Compares and computes in 32 bits; every kernel since 5.1 can.
+        "-Ctarget-cpu=v3".into(),
     ];
     cargo
         .current_dir(workspace)

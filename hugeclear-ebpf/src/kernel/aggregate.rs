@@ -5,16 +5,16 @@ use hugeclear_ebpf::{
     maps::square,
 };
 
-use super::state::{BLOCKS, block_of, config};
+use super::state::{BLOCKS, config};
 
-/// Adds a clear of `ns` that ended on `cpu` to the block of `key`.
+/// Adds a clear of `ns` that ended on `cpu` to `block`.
 ///
 /// No other program can be in the middle of this on the same block: a CPU runs a program once at a
 /// time (the kernel skips and counts a second run), and each program has keys of its own. Only
 /// block [`hugeclear_ebpf::key::OTHER`] is shared.
 #[inline(always)]
-pub(crate) fn add(cpu: u32, key: u32, ns: u64) {
-    let Some(block) = BLOCKS.get_ptr_mut(cpu * config!(blocks) + block_of(key)) else {
+pub(crate) fn add(cpu: u32, block: u32, ns: u64) {
+    let Some(block) = BLOCKS.get_ptr_mut(cpu * config!(blocks) + block) else {
         return;
     };
     // SAFETY: a valid element of the map.

@@ -2,17 +2,16 @@
 
 use hugeclear_ebpf::{
     config::Pair,
-    key::{OTHER, Site, pack},
+    key::{OTHER, Site, UNSELECTED},
     maps::{SKIP, Slot},
 };
 
 use super::{
     aggregate,
     call::Call,
-    preempt,
-    select::{Task, current_task, selected_order},
+    select::{Task, block, current_task, order},
     start,
-    state::{block_of, config},
+    state::config,
 };
 
 /// The function is entered.
@@ -22,8 +21,9 @@ pub(crate) fn enter<C: Call>(call: &C, pair: Pair) {
     if let Task::Other = task {
         return;
     }
-    let order = selected_order(call, pair);
-    if order.is_none() && C::ARGUMENTS_AT_EXIT {
+    let order = order(call, pair);
+    let block = block(config!(clears[pair as usize].site), order);
+    if block == UNSELECTED && C::ARGUMENTS_AT_EXIT {
         return;
     }
     let cpu = start::cpu();
@@ -31,23 +31,30 @@ pub(crate) fn enter<C: Call>(call: &C, pair: Pair) {
         return;
     };
     let Task::Selected(thread) = task else {
-        slot.own_process += u64::from(order.is_some());
+        slot.own_process += u64::from(block != UNSELECTED);
         return;
     };
-    let key = match order {
-        Some(order) => key_of_selected(pair, slot, cpu, thread, order),
-        None => SKIP,
+    let block = if block == UNSELECTED {
+        SKIP
+    } else {
+        block_to_record(slot, pair, cpu, thread, order, block)
     };
-    start::put(slot, pair, cpu, thread, key, call.argument::<1>());
+    start::put(slot, pair, cpu, thread, block, call.argument::<1>());
 }
 
-/// The key under which to record this clear of a page of `order`, or [`SKIP`].
+/// The block in which to record this selected clear, or [`SKIP`].
 #[inline(always)]
-fn key_of_selected(pair: Pair, slot: &mut Slot, cpu: u32, thread: u32, order: u32) -> u32 {
-    let key = pack(config!(clears[pair as usize].site), order, preempt::model());
+fn block_to_record(
+    slot: &mut Slot,
+    pair: Pair,
+    cpu: u32,
+    thread: u32,
+    order: u32,
+    block: u32,
+) -> u32 {
     if pair as u32 == Pair::Allocator as u32
         && config!(allocator_in_fault) != 0
-        && (block_of(key) == u32::from(OTHER) || !in_fault(cpu, thread))
+        && (block == OTHER || !in_fault(cpu, thread))
     {
         slot.outside_faults += 1;
         return SKIP;
@@ -56,24 +63,28 @@ fn key_of_selected(pair: Pair, slot: &mut Slot, cpu: u32, thread: u32, order: u3
     if pair as u32 == Pair::Clear as u32 && config!(allocator_before_clear) != 0 {
         allocated(cpu, thread, order);
     }
-    key
+    block
 }
 
 /// The function returns.
 #[inline(always)]
 pub(crate) fn exit<C: Call>(call: &C, pair: Pair) {
-    let Task::Selected(thread) = current_task() else {
-        return;
-    };
     let cpu = start::cpu();
     let Some(slot) = start::slot(cpu, pair) else {
         return;
     };
+    let thread = start::thread();
     let page = call.argument::<1>();
     let (start, now) = match start::take(slot, cpu, thread, page) {
         Some(start) => (start, start::now()),
         None => {
-            if C::ARGUMENTS_AT_EXIT && selected_order(call, pair).is_none() {
+            // It was not selected, or its start is elsewhere.
+            let Task::Selected(_) = current_task() else {
+                return;
+            };
+            if C::ARGUMENTS_AT_EXIT
+                && block(config!(clears[pair as usize].site), order(call, pair)) == UNSELECTED
+            {
                 return;
             }
             let now = start::now();
@@ -84,7 +95,7 @@ pub(crate) fn exit<C: Call>(call: &C, pair: Pair) {
             (start, now)
         }
     };
-    if start.key == SKIP {
+    if start.block == SKIP {
         return;
     }
     if start.cpu != cpu {
@@ -95,7 +106,7 @@ pub(crate) fn exit<C: Call>(call: &C, pair: Pair) {
         return;
     }
     slot.recorded += 1;
-    aggregate::add(cpu, start.key, now - start.start_ns);
+    aggregate::add(cpu, start.block, now - start.start_ns);
 }
 
 /// The allocation that precedes this clear has ended: the time since the fault's entry is its
@@ -110,8 +121,7 @@ fn allocated(cpu: u32, thread: u32, order: u32) {
     let fault_ns = start::peek(pair, cpu, thread);
     let now = start::now();
     if fault_ns != 0 && now >= fault_ns {
-        let key = pack(Site::Allocator as u32, order, preempt::model());
-        aggregate::add(cpu, key, now - fault_ns);
+        aggregate::add(cpu, block(Site::Allocator as u32, order), now - fault_ns);
     }
 }
 

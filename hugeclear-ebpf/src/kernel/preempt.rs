@@ -11,10 +11,7 @@ use super::state::{PREEMPT_MODEL, config};
 pub(crate) fn model() -> u32 {
     let from = config!(model_from);
     if from == ModelFrom::Watched as u32 {
-        PREEMPT_MODEL
-            .get(0)
-            .copied()
-            .unwrap_or(PreemptModel::Unknown as u32)
+        PREEMPT_MODEL.get()
     } else if from == ModelFrom::EachClear as u32 {
         read()
     } else {
@@ -26,10 +23,7 @@ pub(crate) fn model() -> u32 {
 #[inline(always)]
 pub(crate) fn switched(ctx: &impl EbpfContext) {
     let model = read();
-    if let Some(kept) = PREEMPT_MODEL.get_ptr_mut(0) {
-        // SAFETY: a valid element of the map; an aligned store of one word.
-        unsafe { kept.write_volatile(model) };
-    }
+    PREEMPT_MODEL.set(model);
     info!(ctx, "the preemption model is now number {}", model);
 }
 

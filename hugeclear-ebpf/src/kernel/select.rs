@@ -1,9 +1,16 @@
 //! Which calls are ours to record.
 
 use aya_ebpf::helpers::{bpf_get_current_comm, bpf_get_current_pid_tgid};
-use hugeclear_ebpf::config::{Pair, SizeFrom};
+use hugeclear_ebpf::{
+    config::{Pair, SizeFrom},
+    key::pack,
+};
 
-use super::{call::Call, state::config};
+use super::{
+    call::Call,
+    preempt,
+    state::{block_of, config},
+};
 
 /// Whether the current task is to be traced.
 pub(crate) enum Task {
@@ -41,16 +48,22 @@ pub(crate) fn current_task() -> Task {
     Task::Selected(id as u32)
 }
 
-/// The order of the page that the call clears; `None` if the call clears nothing, or a page of a
-/// size that is not selected.
+/// The block of a clear of `site` and `order` under the preemption model in force, or
+/// [`hugeclear_ebpf::key::UNSELECTED`].
 #[inline(always)]
-pub(crate) fn selected_order(call: &impl Call, pair: Pair) -> Option<u32> {
+pub(crate) fn block(site: u32, order: u32) -> u32 {
+    block_of(pack(site, order, preempt::model()))
+}
+
+/// The order of the page that the call clears; 0, which is never selected, if it clears nothing.
+#[inline(always)]
+pub(crate) fn order(call: &impl Call, pair: Pair) -> u32 {
     let only_function = config!(clears[pair as usize].only_function);
     let size_from = config!(clears[pair as usize].size_from);
     if only_function != 0 && call.argument::<3>() != only_function {
-        return None;
+        return 0;
     }
-    let order = if size_from == SizeFrom::FolioOrder as u32 {
+    if size_from == SizeFrom::FolioOrder as u32 {
         u32::from(call.byte_of_argument1(config!(folio_order_offset) as usize))
     } else if size_from == SizeFrom::PagesArg2 as u32 {
         order_of_pages(call.argument::<2>() as u32)
@@ -60,8 +73,7 @@ pub(crate) fn selected_order(call: &impl Call, pair: Pair) -> Option<u32> {
         call.argument::<2>() as u32
     } else {
         config!(pmd_order)
-    };
-    (config!(min_order) <= order && order <= config!(max_order)).then_some(order)
+    }
 }
 
 /// log2 of a number of base pages. A folio has a power of two of them; if ever it had not, the size

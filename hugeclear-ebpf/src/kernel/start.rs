@@ -3,7 +3,7 @@
 
 use core::sync::atomic::{Ordering, compiler_fence};
 
-use aya_ebpf::helpers::{bpf_get_smp_processor_id, bpf_ktime_get_ns};
+use aya_ebpf::helpers::{bpf_get_current_pid_tgid, bpf_get_smp_processor_id, bpf_ktime_get_ns};
 use hugeclear_ebpf::{
     config::Pair,
     maps::{SKIP, Slot, Start},
@@ -22,24 +22,24 @@ pub(crate) fn slot(cpu: u32, pair: Pair) -> Option<&'static mut Slot> {
 /// Keeps the start of a call. The clock is read last, so that the duration holds as little of our
 /// own work as can be.
 #[inline(always)]
-pub(crate) fn put(slot: &mut Slot, pair: Pair, cpu: u32, thread: u32, key: u32, page: u64) {
+pub(crate) fn put(slot: &mut Slot, pair: Pair, cpu: u32, thread: u32, block: u32, page: u64) {
     let owner = slot.owner;
     if owner == 0 || owner == thread {
         if owner == thread {
             slot.overwritten += 1;
         }
         slot.owner = thread;
-        slot.key = key;
+        slot.block = block;
         slot.page = page;
-        slot.start_ns = if key == SKIP { 0 } else { now() };
+        slot.start_ns = if block == SKIP { 0 } else { now() };
     } else {
         let mut start = Start {
             start_ns: 0,
             page,
-            key,
+            block,
             cpu,
         };
-        if key != SKIP {
+        if block != SKIP {
             start.start_ns = now();
         }
         if STARTS.insert(hash_key(pair, thread), start, 0).is_err() {
@@ -59,7 +59,7 @@ pub(crate) fn take(slot: &mut Slot, cpu: u32, thread: u32, page: u64) -> Option<
     let start = Start {
         start_ns: slot.start_ns,
         page,
-        key: slot.key,
+        block: slot.block,
         cpu,
     };
     release(slot);
@@ -72,7 +72,7 @@ pub(crate) fn take_elsewhere(pair: Pair, thread: u32, page: u64) -> Option<Start
     let mut start = Start {
         start_ns: 0,
         page,
-        key: SKIP,
+        block: SKIP,
         cpu: 0,
     };
     (find_and_take(&mut start, pair as u32, thread) != 0).then_some(start)
@@ -92,7 +92,7 @@ fn find_and_take(start: &mut Start, pair: u32, thread: u32) -> u32 {
         let fits = page == 0 || page == kept.page;
         if fits {
             start.start_ns = kept.start_ns;
-            start.key = kept.key;
+            start.block = kept.block;
             start.cpu = kept.cpu;
         }
         let _ = STARTS.remove(key);
@@ -111,7 +111,7 @@ fn find_and_take(start: &mut Start, pair: u32, thread: u32) -> u32 {
             let fits = page == 0 || page == slot.page;
             if fits {
                 start.start_ns = slot.start_ns;
-                start.key = slot.key;
+                start.block = slot.block;
                 start.cpu = cpu;
             }
             release(slot);
@@ -164,6 +164,12 @@ fn peek_elsewhere(pair: u32, thread: u32) -> u64 {
 #[inline(always)]
 fn hash_key(pair: Pair, thread: u32) -> u64 {
     ((pair as u64) << 32) | u64::from(thread)
+}
+
+/// The thread we are in; never 0, since an idle CPU clears nothing.
+#[inline(always)]
+pub(crate) fn thread() -> u32 {
+    bpf_get_current_pid_tgid() as u32
 }
 
 /// The CPU we are on, which cannot change while a program runs.

@@ -1,5 +1,7 @@
 //! Configuration and maps.
 
+use core::cell::UnsafeCell;
+
 use aya_ebpf::{
     macros::map,
     maps::{Array, HashMap},
@@ -25,8 +27,6 @@ pub(crate) static CONFIG: Config = Config {
     }; 3],
     own_tgid: 0,
     tgid: 0,
-    min_order: 0,
-    max_order: 0,
     cpus: 0,
     blocks: 0,
     model_from: 0,
@@ -39,7 +39,7 @@ pub(crate) static CONFIG: Config = Config {
 
 /// The block of each key; set before the load like [`CONFIG`].
 #[unsafe(no_mangle)]
-static BLOCK_OF: BlockTable = [OTHER; KEYS];
+static BLOCK_OF: BlockTable = [OTHER as u8; KEYS];
 
 /// A field of the configuration. A volatile read, or the compiler would take the zeros above as the
 /// values; of the field alone, or it would copy the whole to the stack.
@@ -51,7 +51,7 @@ macro_rules! config {
 }
 pub(crate) use config;
 
-/// The block of `key`, a result of [`hugeclear_ebpf::key::pack`].
+/// The block of `key`, or [`hugeclear_ebpf::key::UNSELECTED`]; `key` is a result of [`hugeclear_ebpf::key::pack`].
 #[inline(always)]
 pub(crate) fn block_of(key: u32) -> u32 {
     // The compiler must not know the range of the key, or it drops the mask that the verifier needs.
@@ -72,6 +72,29 @@ pub(crate) static BLOCKS: Array<Block> = Array::with_max_entries(1, BPF_F_MMAPAB
 #[map]
 pub(crate) static STARTS: HashMap<u64, Start> = HashMap::with_max_entries(16 * 1024, 0);
 
-/// The preemption model in force, as a [`hugeclear_ebpf::preempt::PreemptModel`].
-#[map]
-pub(crate) static PREEMPT_MODEL: Array<u32> = Array::with_max_entries(1, 0);
+/// The preemption model in force, as a [`hugeclear_ebpf::preempt::PreemptModel`]. A variable, not a
+/// map of its own: a clear reads it with one load.
+#[unsafe(no_mangle)]
+pub(crate) static PREEMPT_MODEL: Word = Word(UnsafeCell::new(0));
+
+/// A word that programs on all CPUs read and write. The target has no 32-bit atomics; an aligned load
+/// or store of a word is one instruction all the same.
+#[repr(transparent)]
+pub(crate) struct Word(UnsafeCell<u32>);
+
+// SAFETY: only whole words are read and written, by volatile accesses.
+unsafe impl Sync for Word {}
+
+impl Word {
+    #[inline(always)]
+    pub(crate) fn get(&self) -> u32 {
+        // SAFETY: valid and aligned.
+        unsafe { self.0.get().read_volatile() }
+    }
+
+    #[inline(always)]
+    pub(crate) fn set(&self, value: u32) {
+        // SAFETY: valid and aligned.
+        unsafe { self.0.get().write_volatile(value) }
+    }
+}

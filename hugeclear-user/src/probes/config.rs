@@ -1,5 +1,7 @@
 //! Configures and loads the kernel side.
 
+use std::ops::RangeInclusive;
+
 use anyhow::{Context as _, Result};
 use aya::{Ebpf, EbpfLoader};
 use hugeclear_ebpf::{
@@ -66,13 +68,6 @@ pub(super) fn config(
             Some(false) | None => 0,
         },
         tgid: filter.tgid.unwrap_or(0),
-        // Clears are of huge pages; an order of 0 is an ordinary page.
-        min_order: filter.min_bytes.map_or(1, |bytes| {
-            bytes.div_ceil(base).next_power_of_two().ilog2().max(1)
-        }),
-        max_order: filter
-            .max_bytes
-            .map_or(MAX_ORDER, |bytes| (bytes / base).max(1).ilog2()),
         cpus: layout.cpus,
         blocks: layout.blocks(),
         model_from: model_from as u32,
@@ -114,9 +109,27 @@ pub(super) fn config(
     config
 }
 
+/// The orders that `filter` selects. Order 0 is an ordinary page, and never selected.
+fn selected_orders(filter: &Filter, base_page_bytes: u64) -> RangeInclusive<u32> {
+    let pages = |bytes: u64| bytes as f64 / base_page_bytes as f64;
+    let min = filter
+        .min_bytes
+        .map_or(1, |bytes| pages(bytes).log2().ceil().max(1.0) as u32);
+    let max = filter.max_bytes.map_or(MAX_ORDER, |bytes| {
+        pages(bytes).log2().floor().max(0.0) as u32
+    });
+    min..=max
+}
+
 /// Loads the object and makes its maps; no program yet.
-pub(super) fn load(config: &Config, layout: &Layout, verbose: bool) -> Result<Ebpf> {
-    let table = layout.table();
+pub(super) fn load(
+    config: &Config,
+    layout: &Layout,
+    filter: &Filter,
+    base_page_bytes: u64,
+    verbose: bool,
+) -> Result<Ebpf> {
+    let table = layout.table(&selected_orders(filter, base_page_bytes));
     let log_level = if verbose { log::Level::Info as u8 } else { 0 };
     EbpfLoader::new()
         // Only CO-RE relocations would need it, and Rust emits none: saves parsing it again.
@@ -128,4 +141,26 @@ pub(super) fn load(config: &Config, layout: &Layout, verbose: bool) -> Result<Eb
         .map_max_entries("BLOCKS", layout.cpus * layout.blocks())
         .load(OBJECT)
         .context("the kernel refuses the object or its maps")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_between_two_orders_select_the_orders_within() {
+        let orders = |min_bytes, max_bytes| {
+            let filter = Filter {
+                min_bytes,
+                max_bytes,
+                ..Filter::default()
+            };
+            selected_orders(&filter, 4096)
+        };
+        assert_eq!(orders(None, None), 1..=MAX_ORDER);
+        assert_eq!(orders(Some(2 << 20), Some(2 << 20)), 9..=9);
+        assert_eq!(orders(Some((2 << 20) + 1), Some((1 << 30) - 1)), 10..=17);
+        assert_eq!(orders(Some(0), Some(0)), 1..=0);
+        assert_eq!(orders(Some(u64::MAX), None), 52..=MAX_ORDER);
+    }
 }

@@ -1,8 +1,10 @@
 //! Which keys get a block of their own, within the memory limit. Pure.
 
+use std::ops::RangeInclusive;
+
 use hugeclear_ebpf::{
     config::Pair,
-    key::{self, BlockTable, KEYS, MAX_ORDER, OTHER, Site},
+    key::{self, BlockTable, KEYS, MAX_BLOCKS, MAX_ORDER, OTHER, Site, UNSELECTED},
     maps::{Block, Slot},
 };
 
@@ -106,7 +108,7 @@ impl Layout {
             / size_of::<Block>() as u64;
         let most = usize::try_from(room)
             .unwrap_or(usize::MAX)
-            .clamp(2, usize::from(u8::MAX))
+            .clamp(2, MAX_BLOCKS)
             - 1;
         let without_block = keys.len().saturating_sub(most);
         keys.truncate(most);
@@ -120,7 +122,7 @@ impl Layout {
     /// Blocks of each CPU, [`OTHER`] included.
     #[must_use]
     pub fn blocks(&self) -> u32 {
-        u32::try_from(self.keys.len() + 1).expect("at most 255 keys")
+        u32::try_from(self.keys.len() + 1).expect("at most `MAX_BLOCKS`")
     }
 
     /// Memory of all maps, in bytes.
@@ -131,16 +133,32 @@ impl Layout {
         FIXED_BYTES + u64::from(self.cpus) * of_cpu
     }
 
-    /// The table that the kernel side looks blocks up in.
+    /// The table that the kernel side looks blocks up in, with clears of `selected` orders only.
     #[must_use]
-    pub fn table(&self) -> BlockTable {
-        let mut table = [OTHER; KEYS];
+    pub fn table(&self, selected: &RangeInclusive<u32>) -> BlockTable {
+        let mut table = [UNSELECTED as u8; KEYS];
+        for site in Site::ALL {
+            for order in selected
+                .clone()
+                .filter(|order| (1..=MAX_ORDER).contains(order))
+            {
+                for model in PreemptModel::ALL {
+                    table[packed(&Key { site, order, model })] = OTHER as u8;
+                }
+            }
+        }
         for (key, block) in self.keys.iter().zip(1..) {
-            let packed = key::pack(key.site as u32, key.order, key.model as u32);
-            table[packed as usize] = block;
+            if selected.contains(&key.order) {
+                table[packed(key)] = block;
+            }
         }
         table
     }
+}
+
+/// The place of a key in a [`BlockTable`].
+fn packed(key: &Key) -> usize {
+    key::pack(key.site as u32, key.order, key.model as u32) as usize
 }
 
 /// log2 of the base pages in a page of `bytes`; `None` if that is not a power of two of them.
@@ -200,14 +218,37 @@ mod tests {
     fn the_table_maps_each_key_to_its_block() {
         for name in NAMES {
             let layout = layout(&facts(name));
-            let table = layout.table();
+            let table = layout.table(&(1..=MAX_ORDER));
             for (key, block) in layout.keys.iter().zip(1_u8..) {
-                let packed = key::pack(key.site as u32, key.order, key.model as u32);
-                assert_eq!(table[packed as usize], block, "{name}: {key:?}");
+                assert_eq!(table[packed(key)], block, "{name}: {key:?}");
             }
-            let assigned = table.iter().filter(|block| **block != OTHER).count();
-            assert_eq!(assigned, layout.keys.len(), "{name}");
+            let own = |block: &&u8| ![OTHER, UNSELECTED].contains(&u32::from(**block));
+            assert_eq!(
+                table.iter().filter(own).count(),
+                layout.keys.len(),
+                "{name}"
+            );
         }
+    }
+
+    #[test]
+    fn orders_that_are_not_selected_have_no_block() {
+        let table = layout(&facts("6.12")).table(&(9..=9));
+        let block = |order| {
+            let model = PreemptModel::Voluntary;
+            u32::from(
+                table[packed(&Key {
+                    site: Site::FolioZeroUser,
+                    order,
+                    model,
+                })],
+            )
+        };
+        assert_ne!(block(9), UNSELECTED);
+        assert_eq!(
+            (block(0), block(8), block(18)),
+            (UNSELECTED, UNSELECTED, UNSELECTED)
+        );
     }
 
     #[test]

@@ -84,7 +84,7 @@ impl Reader {
         for cpu in 0..self.layout.cpus {
             for block in 0..blocks {
                 let element = self.blocks.element((cpu * blocks + block) as usize);
-                let key = (block != u32::from(OTHER)).then(|| self.layout.keys[block as usize - 1]);
+                let key = (block != OTHER).then(|| self.layout.keys[block as usize - 1]);
                 // SAFETY: a field of a valid element; volatile, since the kernel writes it.
                 let count = unsafe { (&raw const (*element).count).read_volatile() };
                 let known = self
@@ -113,7 +113,7 @@ impl Reader {
             // SAFETY: a valid element; volatile, since the kernel may write it.
             let Slot {
                 owner,
-                key,
+                block,
                 start_ns: _,
                 page: _,
                 entries,
@@ -126,7 +126,7 @@ impl Reader {
                 end_before_start,
                 migrated,
             } = unsafe { slot.read_volatile() };
-            counts.open += u64::from(owner != 0 && key != SKIP);
+            counts.open += u64::from(owner != 0 && block != SKIP);
             counts.entries += entries;
             counts.own_process += own_process;
             counts.overwritten += overwritten;
@@ -139,7 +139,7 @@ impl Reader {
         }
         let elsewhere = self.starts.iter().filter_map(Result::ok);
         counts.open += elsewhere
-            .filter(|(key, start)| key >> 32 == pair as u64 && start.key != SKIP)
+            .filter(|(key, start)| key >> 32 == pair as u64 && start.block != SKIP)
             .count() as u64;
         counts
     }

@@ -124,7 +124,7 @@ impl Tracer {
         let mut model_from = config::model_from(facts, set);
         let (mut ebpf, preempt_switch) = loop {
             let config = config::config(facts, set, filter, &layout, model_from);
-            let mut ebpf = config::load(&config, &layout, verbose)
+            let mut ebpf = config::load(&config, &layout, filter, facts.page_size_bytes, verbose)
                 .map_err(|error| TraceError::Load(format!("{error:#}")))?;
             if model_from != ModelFrom::Watched {
                 break (ebpf, None);
@@ -293,7 +293,7 @@ fn watch_preempt_model(
     let Some((_, attachment)) = attached else {
         return Ok(None);
     };
-    let Some(map) = ebpf.map_mut("PREEMPT_MODEL") else {
+    let Some(map) = ebpf.map_mut(".bss") else {
         return Ok(None);
     };
     let mut kept: Array<_, u32> =
