@@ -118,6 +118,12 @@ fn cells(entry: &Entry) -> Vec<Cell> {
         cell("lifecycle", NO_INIT, checks("lifecycle", false, &[])),
     ];
 
+    // The only kernel here that takes the number from its command line.
+    if entry.name == "6.1" {
+        let append = format!("{NO_INIT} possible_cpus=512");
+        cells.push(cell("many_cpus", &append, checks("many-cpus", false, &[])));
+    }
+
     // On 5.10 function_graph loses a function while fentry holds it.
     let method = if entry.name == "5.10" {
         "kprobe"

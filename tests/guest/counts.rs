@@ -1,6 +1,9 @@
 //! Clears are counted exactly, against the workload's own count and the kernel's.
 
+use std::process::Command;
+
 use anyhow::{Context as _, Result, ensure};
+use serde_json::Value;
 
 use crate::{
     Expected,
@@ -47,6 +50,27 @@ pub(crate) fn run(expected: &Expected) -> Result<()> {
         filters(expected)?;
     } else if !expected.no_thp {
         exact_allocator(expected)?;
+    }
+    Ok(())
+}
+
+/// As many possible CPUs as a large server has, most of them never there.
+pub(crate) fn many_cpus(expected: &Expected) -> Result<()> {
+    let doctor = Command::new("hugeclear-trace")
+        .args(["doctor", "--json"])
+        .output()?;
+    let diagnosis: Value = serde_json::from_slice(&doctor.stdout).context("doctor --json")?;
+    ensure!(
+        diagnosis["facts"]["cpu"]["possible"] == 512,
+        "{}",
+        diagnosis["facts"]["cpu"]
+    );
+    let map_bytes = diagnosis["map_memory_bytes"]
+        .as_u64()
+        .context("map_memory_bytes")?;
+    ensure!(map_bytes <= 64 << 20, "{map_bytes} bytes of maps");
+    for method in ["fentry", "kprobe"] {
+        thp(expected, &["--per-cpu", "--method", method])?;
     }
     Ok(())
 }

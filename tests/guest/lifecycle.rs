@@ -4,12 +4,13 @@ use std::{
     fs,
     io::Read as _,
     process::{Child, Command, Stdio},
-    thread::sleep,
+    thread::{self, sleep},
     time::{Duration, Instant},
 };
 
 use anyhow::{Context as _, Result, bail, ensure};
 use nix::{
+    pty::{OpenptyResult, Winsize, openpty},
     sys::signal::{Signal, kill},
     unistd::Pid,
 };
@@ -42,6 +43,7 @@ pub(crate) fn run(expected: &Expected) -> Result<()> {
     two_at_once(expected)?;
     before.await_again().context("after two tracers")?;
     windows()?;
+    terminal()?;
     exit_statuses()?;
     before.await_again().context("at the end")
 }
@@ -212,6 +214,53 @@ fn windows() -> Result<()> {
             pair[1]
         );
     }
+    Ok(())
+}
+
+/// On a terminal the table is renewed in place and cut to its size; the last one stays whole.
+fn terminal() -> Result<()> {
+    let size = Winsize {
+        ws_row: 8,
+        ws_col: 60,
+        ws_xpixel: 0,
+        ws_ypixel: 0,
+    };
+    let OpenptyResult { master, slave } = openpty(Some(&size), None)?;
+    let mut child = Command::new("hugeclear-trace")
+        .args(["--per-cpu", "-d", "4"])
+        .stdout(slave)
+        .stderr(Stdio::null())
+        .spawn()?;
+    let reader = thread::spawn(move || {
+        let mut bytes = Vec::new();
+        // Reading a terminal whose other side is closed is an error; what came before is there.
+        let _ = fs::File::from(master).read_to_end(&mut bytes);
+        String::from_utf8_lossy(&bytes).into_owned()
+    });
+    sleep(Duration::from_secs(2));
+    cause_clears()?;
+    ensure!(child.wait()?.success());
+    let seen = reader.join().ok().context("reading the terminal")?;
+
+    // Each table but the first erases the one before.
+    let mut tables: Vec<&str> = seen.split("\x1b[J").collect();
+    let last = tables.pop().context("no table")?;
+    ensure!(tables.len() > 1, "never renewed: {seen:?}");
+    for table in tables {
+        let table = table.split("\x1b[").next().unwrap_or(table);
+        ensure!(
+            table.lines().count() < 8,
+            "taller than the terminal: {table:?}"
+        );
+        ensure!(
+            table.lines().all(|line| line.chars().count() <= 60),
+            "wider: {table:?}"
+        );
+    }
+    ensure!(
+        last.contains("total of") && last.contains("lost: nothing"),
+        "{last:?}"
+    );
     Ok(())
 }
 

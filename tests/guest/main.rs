@@ -55,6 +55,8 @@ enum Scenario {
         #[arg(long, value_delimiter = ',')]
         switch: Vec<String>,
     },
+    /// Hundreds of possible CPUs: the maps stay small, the verifier agrees, the counts are exact.
+    ManyCpus(Expected),
     /// Signals, exit statuses, and nothing left behind.
     Lifecycle(Expected),
 }
@@ -68,6 +70,7 @@ fn main() -> Result<()> {
             model,
             switch,
         } => models::run(&expected, &model, &switch),
+        Scenario::ManyCpus(expected) => counts::many_cpus(&expected),
         Scenario::Lifecycle(expected) => lifecycle::run(&expected),
     }
 }

@@ -108,9 +108,10 @@ pub struct TraceArgs {
     /// Write to this file instead of stdout
     #[arg(short = 'o', long, value_name = "FILE")]
     pub output: Option<PathBuf>,
-    /// Say on stderr which probes were tried and refused, and what the kernel side logs
-    #[arg(short = 'v', long)]
-    pub verbose: bool,
+    /// Say on stderr which probes were refused and why, and what the kernel side logs; -vv with the
+    /// verifier's log
+    #[arg(short = 'v', long, action = clap::ArgAction::Count)]
+    pub verbose: u8,
     /// Trace the machine while this command runs. Its stdout goes to stderr, unless -o is given
     #[arg(last = true, value_name = "COMMAND")]
     pub command: Vec<OsString>,

@@ -14,7 +14,7 @@ use std::{
 
 use anyhow::{Context as _, Result};
 use aya_log::EbpfLogger;
-use log::Log;
+use log::{LevelFilter, Log};
 use nix::{
     sys::signal::{Signal, kill},
     time::{ClockId, clock_gettime},
@@ -57,9 +57,9 @@ pub fn run(args: &TraceArgs) -> Result<ExitCode> {
     {
         args::usage("--min-size is larger than --max-size: no page would be recorded");
     }
-    if args.verbose {
+    if let Some(level) = log_level(args.verbose) {
         env_logger::Builder::new()
-            .filter_level(log::LevelFilter::Info)
+            .filter_level(level)
             .format(|out, record| writeln!(out, "{}", record.args()))
             .init();
     }
@@ -82,9 +82,14 @@ async fn trace(args: &TraceArgs) -> Result<ExitCode> {
         allocator: args.allocator,
     };
     let set = select::select(&facts, &wanted);
-    let mut tracer = Tracer::attach(&facts, &set, &filter(args), args.verbose)?;
+    let mut tracer = Tracer::attach(&facts, &set, &filter(args), args.verbose > 0)?;
+    for refusal in &tracer.refusals {
+        log::info!("refused: {refusal}");
+    }
     let mut session = Session::new(&facts, &set, &tracer, args);
-    let mut log = args.verbose.then(|| kernel_log(&mut tracer)).flatten();
+    let mut log = (args.verbose > 0)
+        .then(|| kernel_log(&mut tracer))
+        .flatten();
 
     let mut command = match &args.command[..] {
         [] => None,
@@ -142,6 +147,15 @@ async fn trace(args: &TraceArgs) -> Result<ExitCode> {
             ExitCode::SUCCESS
         }
     })
+}
+
+/// The level of our own log for so many `-v`.
+fn log_level(verbose: u8) -> Option<LevelFilter> {
+    match verbose {
+        0 => None,
+        1 => Some(LevelFilter::Info),
+        2.. => Some(LevelFilter::Debug),
+    }
 }
 
 /// Why a trace ends.

@@ -160,7 +160,7 @@ mod tests {
         assert_eq!(orders(None, None), 1..=MAX_ORDER);
         assert_eq!(orders(Some(2 << 20), Some(2 << 20)), 9..=9);
         assert_eq!(orders(Some((2 << 20) + 1), Some((1 << 30) - 1)), 10..=17);
-        assert_eq!(orders(Some(0), Some(0)), 1..=0);
-        assert_eq!(orders(Some(u64::MAX), None), 52..=MAX_ORDER);
+        assert!(orders(Some(0), Some(0)).is_empty());
+        assert!(orders(Some(u64::MAX), None).is_empty());
     }
 }

@@ -331,7 +331,8 @@ fn try_methods<T>(
         match attach(method) {
             Ok(attached) => return Some((method, attached)),
             Err(error) => {
-                log::info!("{} by {method}: {error:?}", probe.function);
+                // All of it, the verifier's log included; `Refusal` holds the gist.
+                log::debug!("{} by {method}: {error:?}", probe.function);
                 refusals.push(Refusal {
                     function: probe.function.clone(),
                     method: Some(method),
