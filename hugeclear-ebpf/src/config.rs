@@ -89,6 +89,21 @@ pub struct ClearConfig {
     pub only_function: u64,
 }
 
+/// Bytes from the start of `task_struct` to its counters.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct TaskOffsets {
+    /// `sched_info.run_delay`: ns that the task was runnable and not running (kernel/sched/stats.h).
+    pub run_delay: u32,
+    /// `nvcsw`: times that the task gave up its CPU.
+    pub voluntary_switches: u32,
+    /// `nivcsw`: times that its CPU was taken from it.
+    pub involuntary_switches: u32,
+    /// 1 if the kernel hands out the current task as a trusted pointer (`bpf_get_current_task_btf`,
+    /// 5.11), whose members are read with plain loads.
+    pub trusted: u32,
+}
+
 /// Configuration of the kernel side.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
@@ -113,6 +128,8 @@ pub struct Config {
     pub model: u32,
     /// Bytes from the start of a folio to the byte that holds its order.
     pub folio_order_offset: u32,
+    /// Where the counters of a task are; all 0 if they are not to be read.
+    pub task: TaskOffsets,
     /// Order of a PMD-sized folio.
     pub pmd_order: u32,
     /// 1 if the allocator zeroes every huge page before the clear function does so again, and the
@@ -123,7 +140,7 @@ pub struct Config {
 }
 
 const _: () = assert!(size_of::<ClearConfig>() == 16);
-const _: () = assert!(size_of::<Config>() == 112);
+const _: () = assert!(size_of::<Config>() == 128);
 
 #[cfg(feature = "user")]
 // SAFETY: `repr(C)`, only integers, no padding (the sizes are asserted above), any bytes are valid.

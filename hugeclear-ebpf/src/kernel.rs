@@ -8,3 +8,4 @@ pub(crate) mod preempt;
 pub(crate) mod select;
 pub(crate) mod start;
 pub(crate) mod state;
+pub(crate) mod task;

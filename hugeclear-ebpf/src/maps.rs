@@ -3,7 +3,40 @@
 
 use crate::bucket::BUCKETS;
 
-/// The start of a clear, until its exit.
+/// How long and how often a task had to wait for a CPU; the difference of two readings is what happened
+/// in between.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct Waited {
+    /// Time that it was runnable and not running, in ns.
+    pub run_delay_ns: u64,
+    /// Context switches away from it.
+    pub switches: u64,
+}
+
+/// The start of a clear.
+#[derive(Clone, Copy, Debug, Default)]
+#[repr(C)]
+pub struct Start {
+    /// When the clear began, in ns of CLOCK_MONOTONIC.
+    pub start_ns: u64,
+    /// First argument of the function: tells one clear of a thread from a stale one.
+    pub page: u64,
+    /// The thread's counters when the clear began.
+    pub waited: Waited,
+    /// Block of the clear, or [`SKIP`].
+    pub block: u32,
+    /// CPU on which the clear began.
+    pub cpu: u32,
+}
+
+const _: () = assert!(size_of::<Start>() == 40);
+
+#[cfg(feature = "user")]
+// SAFETY: `repr(C)`, only integers, no padding (the size is asserted above), any bytes are valid.
+unsafe impl aya::Pod for Start {}
+
+/// Keeps the start of a clear until its exit.
 ///
 /// A clear that begins on a CPU takes that CPU's slot of its pair. If the slot is taken (by a task
 /// that was preempted in mid-clear, or that migrated away), the start goes to a hash map. The owner
@@ -15,12 +48,10 @@ use crate::bucket::BUCKETS;
 pub struct Slot {
     /// Thread whose clear this is; 0 if the slot is free.
     pub owner: u32,
-    /// Block of the clear, or [`SKIP`].
-    pub block: u32,
-    /// When the clear began, in ns of CLOCK_MONOTONIC.
-    pub start_ns: u64,
-    /// First argument of the function: tells one clear of a thread from a stale one.
-    pub page: u64,
+    /// No meaning.
+    pub padding: u32,
+    /// The start, if the slot is taken.
+    pub start: Start,
     /// Selected clears that began here.
     pub entries: u64,
     /// Clears of the tracer itself, not recorded.
@@ -46,26 +77,6 @@ const _: () = assert!(size_of::<Slot>() == 128);
 /// In place of a block: a call that is tracked, so that its exit is recognised, but not recorded.
 pub const SKIP: u32 = u32::MAX;
 
-/// A start in the hash map; fields as in [`Slot`].
-#[derive(Clone, Copy, Debug, Default)]
-#[repr(C)]
-pub struct Start {
-    /// When the clear began, in ns of CLOCK_MONOTONIC.
-    pub start_ns: u64,
-    /// First argument of the function.
-    pub page: u64,
-    /// Block of the clear, or [`SKIP`].
-    pub block: u32,
-    /// CPU on which the clear began.
-    pub cpu: u32,
-}
-
-const _: () = assert!(size_of::<Start>() == 24);
-
-#[cfg(feature = "user")]
-// SAFETY: `repr(C)`, only integers, no padding (the size is asserted above), any bytes are valid.
-unsafe impl aya::Pod for Start {}
-
 /// The clears of one key that ended on one CPU: cumulative, never reset.
 ///
 /// The kernel updates it while user space reads, so a copy may be one clear ahead in one field and
@@ -83,6 +94,8 @@ pub struct Block {
     pub max_ns: u64,
     /// Bitwise complement of the shortest duration, in ns: as a maximum, it starts right at 0.
     pub max_complement: u64,
+    /// Sum of what the threads waited for a CPU inside the clears.
+    pub waited: Waited,
     /// Durations by [`crate::bucket::index`].
     pub buckets: [u64; BUCKETS],
 }
@@ -97,6 +110,10 @@ impl Block {
         sum_squares: [0; 2],
         max_ns: 0,
         max_complement: 0,
+        waited: Waited {
+            run_delay_ns: 0,
+            switches: 0,
+        },
         buckets: [0; BUCKETS],
     };
 }

@@ -2,18 +2,23 @@
 
 use hugeclear_ebpf::{
     bucket::{self, BUCKETS},
-    maps::square,
+    maps::{Start, square},
 };
 
-use super::state::{BLOCKS, config};
+use super::{
+    state::{BLOCKS, config},
+    task,
+};
 
-/// Adds a clear of `ns` that ended on `cpu` to `block`.
+/// Adds the clear that began as `start` says and ended on `cpu`, at `now`, not before it began.
 ///
 /// No other program can be in the middle of this on the same block: a CPU runs a program once at a
 /// time (the kernel skips and counts a second run), and each program has keys of its own. Only
 /// block [`hugeclear_ebpf::key::OTHER`] is shared.
 #[inline(always)]
-pub(crate) fn add(cpu: u32, block: u32, ns: u64) {
+pub(crate) fn add(cpu: u32, block: u32, start: &Start, now: u64) {
+    let ns = now - start.start_ns;
+    let waited = task::waited();
     let Some(block) = BLOCKS.get_ptr_mut(cpu * config!(blocks) + block) else {
         return;
     };
@@ -39,5 +44,7 @@ pub(crate) fn add(cpu: u32, block: u32, ns: u64) {
         // SAFETY: in bounds.
         unsafe { *(&raw mut block.buckets).cast::<u64>().add(index) += 1 };
     }
+    block.waited.run_delay_ns += waited.run_delay_ns.wrapping_sub(start.waited.run_delay_ns);
+    block.waited.switches += waited.switches.wrapping_sub(start.waited.switches);
     block.count += 1;
 }

@@ -75,7 +75,7 @@ pub(crate) fn exit<C: Call>(call: &C, pair: Pair) {
     };
     let thread = start::thread();
     let page = call.argument::<1>();
-    let (start, now) = match start::take(slot, cpu, thread, page) {
+    let (start, now) = match start::take(slot, thread, page) {
         Some(start) => (start, start::now()),
         None => {
             // It was not selected, or its start is elsewhere.
@@ -106,7 +106,7 @@ pub(crate) fn exit<C: Call>(call: &C, pair: Pair) {
         return;
     }
     slot.recorded += 1;
-    aggregate::add(cpu, start.block, now - start.start_ns);
+    aggregate::add(cpu, start.block, &start, now);
 }
 
 /// The allocation that precedes this clear has ended: the time since the fault's entry is its
@@ -118,15 +118,18 @@ fn allocated(cpu: u32, thread: u32, order: u32) {
     } else {
         Pair::AnonFault
     };
-    let fault_ns = start::peek(pair, cpu, thread);
+    let Some(fault) = start::peek(pair, cpu, thread) else {
+        return;
+    };
     let now = start::now();
-    if fault_ns != 0 && now >= fault_ns {
-        aggregate::add(cpu, block(Site::Allocator as u32, order), now - fault_ns);
+    if now >= fault.start_ns {
+        aggregate::add(cpu, block(Site::Allocator as u32, order), &fault, now);
     }
 }
 
 /// Whether the thread is inside an anonymous huge-page fault.
 #[inline(always)]
 fn in_fault(cpu: u32, thread: u32) -> bool {
-    start::peek(Pair::ThpFault, cpu, thread) != 0 || start::peek(Pair::AnonFault, cpu, thread) != 0
+    start::peek(Pair::ThpFault, cpu, thread).is_some()
+        || start::peek(Pair::AnonFault, cpu, thread).is_some()
 }

@@ -33,7 +33,7 @@ pub(crate) fn exit(call: &impl Call, pair: Pair) {
         return;
     };
     let argument = call.argument::<1>();
-    if start::take(slot, cpu, thread, argument).is_none() {
+    if start::take(slot, thread, argument).is_none() {
         let _ = start::take_elsewhere(pair, thread, argument);
     }
 }

@@ -6,10 +6,13 @@ use core::sync::atomic::{Ordering, compiler_fence};
 use aya_ebpf::helpers::{bpf_get_current_pid_tgid, bpf_get_smp_processor_id, bpf_ktime_get_ns};
 use hugeclear_ebpf::{
     config::Pair,
-    maps::{SKIP, Slot, Start},
+    maps::{SKIP, Slot, Start, Waited},
 };
 
-use super::state::{SLOTS, STARTS, config};
+use super::{
+    state::{SLOTS, STARTS, config},
+    task,
+};
 
 /// The slot of `pair` on `cpu`; `None` only for a CPU that user space did not count on.
 #[inline(always)]
@@ -19,8 +22,7 @@ pub(crate) fn slot(cpu: u32, pair: Pair) -> Option<&'static mut Slot> {
     Some(unsafe { &mut *slot })
 }
 
-/// Keeps the start of a call. The clock is read last, so that the duration holds as little of our
-/// own work as can be.
+/// Keeps the start of a call.
 #[inline(always)]
 pub(crate) fn put(slot: &mut Slot, pair: Pair, cpu: u32, thread: u32, block: u32, page: u64) {
     let owner = slot.owner;
@@ -29,39 +31,49 @@ pub(crate) fn put(slot: &mut Slot, pair: Pair, cpu: u32, thread: u32, block: u32
             slot.overwritten += 1;
         }
         slot.owner = thread;
-        slot.block = block;
-        slot.page = page;
-        slot.start_ns = if block == SKIP { 0 } else { now() };
+        begin(&mut slot.start, cpu, block, page);
     } else {
-        let mut start = Start {
-            start_ns: 0,
-            page,
-            block,
-            cpu,
-        };
-        if block != SKIP {
-            start.start_ns = now();
-        }
+        let mut start = EMPTY;
+        begin(&mut start, cpu, block, page);
         if STARTS.insert(hash_key(pair, thread), start, 0).is_err() {
             slot.map_full += 1;
         }
     }
 }
 
+/// Fills in a start. The clock is read last, so that the duration holds as little of our own work as
+/// can be.
+#[inline(always)]
+fn begin(start: &mut Start, cpu: u32, block: u32, page: u64) {
+    start.page = page;
+    start.block = block;
+    start.cpu = cpu;
+    if block != SKIP {
+        start.waited = task::waited();
+        start.start_ns = now();
+    }
+}
+
+const EMPTY: Start = Start {
+    start_ns: 0,
+    page: 0,
+    waited: Waited {
+        run_delay_ns: 0,
+        switches: 0,
+    },
+    block: SKIP,
+    cpu: 0,
+};
+
 /// Takes the start of the call that `thread` now ends out of its CPU's slot, where it is unless the
 /// thread migrated or found the slot taken. `page` is the call's first argument, or 0 where it is
 /// not known.
 #[inline(always)]
-pub(crate) fn take(slot: &mut Slot, cpu: u32, thread: u32, page: u64) -> Option<Start> {
-    if slot.owner != thread || (page != 0 && page != slot.page) {
+pub(crate) fn take(slot: &mut Slot, thread: u32, page: u64) -> Option<Start> {
+    if slot.owner != thread || (page != 0 && page != slot.start.page) {
         return None;
     }
-    let start = Start {
-        start_ns: slot.start_ns,
-        page,
-        block: slot.block,
-        cpu,
-    };
+    let start = slot.start;
     release(slot);
     Some(start)
 }
@@ -69,33 +81,54 @@ pub(crate) fn take(slot: &mut Slot, cpu: u32, thread: u32, page: u64) -> Option<
 /// Takes the start of the call from wherever else it can be.
 #[inline(always)]
 pub(crate) fn take_elsewhere(pair: Pair, thread: u32, page: u64) -> Option<Start> {
-    let mut start = Start {
-        start_ns: 0,
-        page,
-        block: SKIP,
-        cpu: 0,
-    };
-    (find_and_take(&mut start, pair as u32, thread) != 0).then_some(start)
+    find(pair, thread, page, Then::Take)
 }
 
-/// Takes the start of the call out of the hash map, or out of the slot of the CPU on which it began.
-/// Returns 0 if there is none. `start.page` is an input, all of it the output.
+/// The start of the call of `pair` that `thread` is now inside of.
+#[inline(always)]
+pub(crate) fn peek(pair: Pair, cpu: u32, thread: u32) -> Option<Start> {
+    if let Some(slot) = slot(cpu, pair)
+        && slot.owner == thread
+    {
+        return Some(slot.start);
+    }
+    find(pair, thread, 0, Then::Keep)
+}
+
+/// What to do with a start once it is found.
+#[derive(Clone, Copy, PartialEq, Eq)]
+#[repr(u32)]
+enum Then {
+    Keep,
+    Take,
+}
+
+#[inline(always)]
+fn find(pair: Pair, thread: u32, page: u64, then: Then) -> Option<Start> {
+    let mut start = Start { page, ..EMPTY };
+    (find_elsewhere(&mut start, pair as u32, thread, then as u32) != 0).then_some(start)
+}
+
+/// Finds the start of a call in the hash map, or in the slot of the CPU on which it began. Returns 0 if
+/// there is none. `start.page` is an input, all of it the output. Taking also frees the stale starts
+/// that it meets: of calls of this thread whose exit was missed.
 ///
 /// Not inlined: it is rare, and long for the verifier.
 #[inline(never)]
-fn find_and_take(start: &mut Start, pair: u32, thread: u32) -> u32 {
+fn find_elsewhere(start: &mut Start, pair: u32, thread: u32, then: u32) -> u32 {
     let page = start.page;
+    let take = then == Then::Take as u32;
     let key = (u64::from(pair) << 32) | u64::from(thread);
     if let Some(kept) = STARTS.get_ptr(key) {
         // SAFETY: only this thread inserts and removes this key, so the element stays its own.
         let kept = unsafe { &*kept };
         let fits = page == 0 || page == kept.page;
         if fits {
-            start.start_ns = kept.start_ns;
-            start.block = kept.block;
-            start.cpu = kept.cpu;
+            *start = *kept;
         }
-        let _ = STARTS.remove(key);
+        if take {
+            let _ = STARTS.remove(key);
+        }
         if fits {
             return 1;
         }
@@ -108,13 +141,13 @@ fn find_and_take(start: &mut Start, pair: u32, thread: u32) -> u32 {
         // SAFETY: a valid element of the map.
         let slot = unsafe { &mut *slot };
         if slot.owner == thread {
-            let fits = page == 0 || page == slot.page;
+            let fits = page == 0 || page == slot.start.page;
             if fits {
-                start.start_ns = slot.start_ns;
-                start.block = slot.block;
-                start.cpu = cpu;
+                *start = slot.start;
             }
-            release(slot);
+            if take {
+                release(slot);
+            }
             if fits {
                 return 1;
             }
@@ -129,36 +162,6 @@ fn find_and_take(start: &mut Start, pair: u32, thread: u32) -> u32 {
 fn release(slot: &mut Slot) {
     compiler_fence(Ordering::Release);
     slot.owner = 0;
-}
-
-/// When the call of `pair` that `thread` is now inside of began; 0 if it is inside of none.
-#[inline(always)]
-pub(crate) fn peek(pair: Pair, cpu: u32, thread: u32) -> u64 {
-    if let Some(slot) = slot(cpu, pair)
-        && slot.owner == thread
-    {
-        return slot.start_ns;
-    }
-    peek_elsewhere(pair as u32, thread)
-}
-
-#[inline(never)]
-fn peek_elsewhere(pair: u32, thread: u32) -> u64 {
-    if let Some(kept) = STARTS.get_ptr((u64::from(pair) << 32) | u64::from(thread)) {
-        // SAFETY: only this thread inserts and removes this key, so the element stays its own.
-        return unsafe { (*kept).start_ns };
-    }
-    for cpu in 0..config!(cpus) {
-        let Some(slot) = SLOTS.get_ptr(cpu * Pair::COUNT + pair) else {
-            break;
-        };
-        // SAFETY: a valid element of the map.
-        let slot = unsafe { &*slot };
-        if slot.owner == thread {
-            return slot.start_ns;
-        }
-    }
-    0
 }
 
 #[inline(always)]

@@ -7,7 +7,7 @@ use aya_ebpf::{
     maps::{Array, HashMap},
 };
 use hugeclear_ebpf::{
-    config::Config,
+    config::{Config, TaskOffsets},
     key::{BlockTable, KEYS, OTHER},
     maps::{Block, Slot, Start},
 };
@@ -32,6 +32,12 @@ pub(crate) static CONFIG: Config = Config {
     model_from: 0,
     model: 0,
     folio_order_offset: 0,
+    task: TaskOffsets {
+        run_delay: 0,
+        voluntary_switches: 0,
+        involuntary_switches: 0,
+        trusted: 0,
+    },
     pmd_order: 0,
     allocator_before_clear: 0,
     allocator_in_fault: 0,

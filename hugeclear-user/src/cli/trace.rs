@@ -39,7 +39,7 @@ use crate::{
     },
     report::{self, Kind, Report, Summary},
     term::{self, Refresh},
-    window::{Grouping, Losses, Snapshot, rows},
+    window::{Grouping, Losses, Snapshot, Terms, rows},
 };
 
 /// How often the live table is renewed.
@@ -182,6 +182,7 @@ struct Session<'a> {
     probes: Vec<crate::probes::tracer::AttachedProbe>,
     notes: Vec<Note>,
     grouping: Grouping,
+    terms: Terms,
     filtered: bool,
     allocator: AllocatorReach,
     start_ns: u64,
@@ -204,6 +205,16 @@ impl<'a> Session<'a> {
                 Grouping::PerCpu
             } else {
                 Grouping::Machine
+            },
+            terms: Terms {
+                base_page_bytes: facts.page_size_bytes,
+                derived: tracer
+                    .probes
+                    .iter()
+                    .filter(|probe| probe.derived)
+                    .filter_map(|probe| probe.site)
+                    .collect(),
+                counts_waiting: facts.btf.offsets.task_run_delay.is_some(),
             },
             filtered: filter(args) != Filter::default(),
             allocator: set.allocator_reach(),
@@ -246,12 +257,7 @@ impl<'a> Session<'a> {
         losses: Losses,
         (start_ns, end_ns): (u64, u64),
     ) -> Report {
-        let is_derived = |site| {
-            self.probes
-                .iter()
-                .any(|probe| probe.site == Some(site) && probe.derived)
-        };
-        let group = |grouping| rows(snapshot, grouping, self.facts.page_size_bytes, is_derived);
+        let group = |grouping| rows(snapshot, grouping, &self.terms);
         let mut notes = self.notes.clone();
         if kind == Kind::Total {
             let faults = self.faults_before.zip(huge_faults(self.facts));

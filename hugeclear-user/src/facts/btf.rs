@@ -50,6 +50,10 @@ pub struct Offsets {
     pub folio_flags: Option<u32>,
     /// `task_struct.sched_info.run_delay`, unsigned long long, nanoseconds.
     pub task_run_delay: Option<u32>,
+    /// `task_struct.nvcsw`, unsigned long.
+    pub task_nvcsw: Option<u32>,
+    /// `task_struct.nivcsw`, unsigned long.
+    pub task_nivcsw: Option<u32>,
     /// `sizeof(struct page)`, bytes.
     pub page_size_of: Option<u32>,
 }
@@ -226,6 +230,8 @@ impl<'a> Types<'a> {
                 .or_else(|| member(folio, &["_folio_nr_pages"])),
             folio_flags: member(folio, &["flags"]),
             task_run_delay: member(task, &["sched_info", "run_delay"]),
+            task_nvcsw: member(task, &["nvcsw"]),
+            task_nivcsw: member(task, &["nivcsw"]),
             page_size_of: page.and_then(|id| Some(self.get(id)?.0.size_or_type)),
         }
     }

@@ -3,9 +3,10 @@
 use std::ops::RangeInclusive;
 
 use anyhow::{Context as _, Result};
-use aya::{Ebpf, EbpfLoader};
+use aya::{Ebpf, EbpfLoader, programs::ProgramType};
+use aya_obj::generated::bpf_func_id;
 use hugeclear_ebpf::{
-    config::{ClearConfig, Config, ModelFrom, Pair},
+    config::{ClearConfig, Config, ModelFrom, Pair, TaskOffsets},
     key::MAX_ORDER,
 };
 
@@ -73,6 +74,7 @@ pub(super) fn config(
         model_from: model_from as u32,
         model: facts.preempt.model as u32,
         folio_order_offset: facts.btf.offsets.folio_flags_1.unwrap_or(0),
+        task: task_offsets(facts),
         pmd_order: facts
             .thp
             .as_ref()
@@ -107,6 +109,27 @@ pub(super) fn config(
         }
     }
     config
+}
+
+/// Where a task's counters are; all 0 if not all of them are known.
+fn task_offsets(facts: &Facts) -> TaskOffsets {
+    let offsets = &facts.btf.offsets;
+    let all = (
+        offsets.task_run_delay,
+        offsets.task_nvcsw,
+        offsets.task_nivcsw,
+    );
+    let (Some(run_delay), Some(voluntary_switches), Some(involuntary_switches)) = all else {
+        return TaskOffsets::default();
+    };
+    let helper = bpf_func_id::BPF_FUNC_get_current_task_btf;
+    let trusted = aya::sys::is_helper_supported(ProgramType::KProbe, helper).unwrap_or(false);
+    TaskOffsets {
+        run_delay,
+        voluntary_switches,
+        involuntary_switches,
+        trusted: u32::from(trusted),
+    }
 }
 
 /// The orders that `filter` selects. Order 0 is an ordinary page, and never selected.

@@ -113,9 +113,8 @@ impl Reader {
             // SAFETY: a valid element; volatile, since the kernel may write it.
             let Slot {
                 owner,
-                block,
-                start_ns: _,
-                page: _,
+                padding: _,
+                start,
                 entries,
                 own_process,
                 overwritten,
@@ -126,7 +125,7 @@ impl Reader {
                 end_before_start,
                 migrated,
             } = unsafe { slot.read_volatile() };
-            counts.open += u64::from(owner != 0 && block != SKIP);
+            counts.open += u64::from(owner != 0 && start.block != SKIP);
             counts.entries += entries;
             counts.own_process += own_process;
             counts.overwritten += overwritten;

@@ -130,7 +130,7 @@ mod tests {
     use crate::{
         facts::recorded::facts,
         probes::keys::Key,
-        window::{Aggregate, Grouping, Snapshot, rows},
+        window::{Aggregate, Grouping, Snapshot, Terms, rows},
     };
 
     fn aggregate(durations: &[u64]) -> Arc<Aggregate> {
@@ -142,6 +142,8 @@ mod tests {
                 sum_squares: u128::from(ns).pow(2),
                 min_ns: ns,
                 max_ns: ns,
+                preempted_ns: ns / 8,
+                switches: 1,
                 histogram: BTreeMap::from([(bucket::index(ns) as u16, 1)]),
             });
         }
@@ -174,7 +176,12 @@ mod tests {
                 ((11, None), aggregate(&[9_100])),
             ]),
         };
-        let rows = |grouping| rows(&snapshot, grouping, 4096, |site| site == Site::Allocator);
+        let terms = Terms {
+            base_page_bytes: 4096,
+            derived: vec![Site::Allocator],
+            counts_waiting: true,
+        };
+        let rows = |grouping| rows(&snapshot, grouping, &terms);
         let probe = |site, function: &str, derived| AttachedProbe {
             site,
             function: function.to_owned(),

@@ -90,8 +90,21 @@ fn probes_line(probes: &[AttachedProbe]) -> String {
     named.collect::<Vec<_>>().join(", ")
 }
 
-const HEADER: [&str; 12] = [
-    "CPU", "site", "page", "preempt", "count", "mean", "stddev", "p50", "p90", "p99", "max", "GB/s",
+const HEADER: [&str; 14] = [
+    "CPU",
+    "site",
+    "page",
+    "preempt",
+    "count",
+    "mean",
+    "stddev",
+    "p50",
+    "p90",
+    "p99",
+    "max",
+    "GB/s",
+    "preempted",
+    "GB/s on CPU",
 ];
 /// How many of the columns, from the left, are words.
 const WORDS: usize = 4;
@@ -123,7 +136,7 @@ fn rows(rows: &[Row], totals: &[Row]) -> String {
         .join("\n")
 }
 
-fn cells(row: &Row) -> [String; 12] {
+fn cells(row: &Row) -> [String; 14] {
     let site = match row.site {
         Some(site) if row.derived => format!("{} (derived)", site.name()),
         Some(site) => site.name().to_owned(),
@@ -144,8 +157,22 @@ fn cells(row: &Row) -> [String; 12] {
         ns(row.p90_ns),
         ns(row.p99_ns),
         ns(row.max_ns),
-        word(row.gb_per_s.map(|gb_per_s| format!("{gb_per_s:.2}"))),
+        word(row.gb_per_s.map(rate)),
+        word(
+            row.preempted_ns
+                .map(|preempted_ns| share(preempted_ns, row.sum_ns)),
+        ),
+        word(row.gb_per_s_on_cpu.map(rate)),
     ]
+}
+
+fn rate(gb_per_s: f64) -> String {
+    format!("{gb_per_s:.2}")
+}
+
+/// A part of a whole, in percent.
+fn share(part: u64, whole: u64) -> String {
+    format!("{:.1} %", part as f64 / whole.max(1) as f64 * 100.0)
 }
 
 /// A duration with its unit, to three or four digits.

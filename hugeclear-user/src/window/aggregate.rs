@@ -17,6 +17,10 @@ pub struct Aggregate {
     pub min_ns: u64,
     /// Longest duration; 0 if there is none.
     pub max_ns: u64,
+    /// Sum of the time that the threads were runnable and did not run inside the clears.
+    pub preempted_ns: u64,
+    /// Context switches away from the threads inside the clears.
+    pub switches: u64,
     /// Number of durations by [`bucket::index`], without the empty buckets.
     pub histogram: BTreeMap<u16, u64>,
 }
@@ -36,6 +40,8 @@ impl Aggregate {
         self.count += other.count;
         self.sum_ns += other.sum_ns;
         self.sum_squares = self.sum_squares.saturating_add(other.sum_squares);
+        self.preempted_ns += other.preempted_ns;
+        self.switches += other.switches;
         for (&index, &count) in &other.histogram {
             *self.histogram.entry(index).or_default() += count;
         }
@@ -75,6 +81,8 @@ impl Aggregate {
             count,
             sum_ns: self.sum_ns.saturating_sub(earlier.sum_ns),
             sum_squares: self.sum_squares.saturating_sub(earlier.sum_squares),
+            preempted_ns: self.preempted_ns.saturating_sub(earlier.preempted_ns),
+            switches: self.switches.saturating_sub(earlier.switches),
             min_ns: if is_new_min {
                 self.min_ns
             } else {
@@ -142,6 +150,7 @@ impl From<&Block> for Aggregate {
             sum_squares: [low, high],
             max_ns,
             max_complement,
+            waited,
             buckets,
         } = block;
         Self {
@@ -150,6 +159,8 @@ impl From<&Block> for Aggregate {
             sum_squares: u128::from(*high) << 64 | u128::from(*low),
             min_ns: if *count == 0 { 0 } else { !max_complement },
             max_ns: *max_ns,
+            preempted_ns: waited.run_delay_ns,
+            switches: waited.switches,
             histogram: (0..)
                 .zip(buckets)
                 .filter(|(_, count)| **count > 0)
@@ -174,6 +185,8 @@ mod tests {
                 sum_squares: u128::from(ns) * u128::from(ns),
                 min_ns: ns,
                 max_ns: ns,
+                preempted_ns: ns / 4,
+                switches: 1,
                 histogram: BTreeMap::from([(bucket::index(ns) as u16, 1)]),
             });
         }

@@ -9,7 +9,7 @@ use std::{collections::BTreeMap, sync::Arc};
 
 pub use aggregate::Aggregate;
 pub use losses::{Losses, PairCounts};
-pub use rows::{Grouping, Row, rows};
+pub use rows::{Grouping, Row, Terms, rows};
 
 use crate::probes::keys::Key;
 

@@ -33,8 +33,16 @@ pub struct Row {
     pub preempt_model: Option<PreemptModel>,
     /// Number of clears.
     pub count: u64,
-    /// Sum of the durations.
+    /// Sum of the durations: wall time.
     pub sum_ns: u64,
+    /// Part of `sum_ns` in which the threads ran, interrupts and stolen time included; `None` if the
+    /// kernel does not tell, or what it tells is more than the whole.
+    pub on_cpu_ns: Option<u64>,
+    /// Part of `sum_ns` in which the threads were runnable and did not run; `None` with `on_cpu_ns`.
+    /// Source: `task_struct.sched_info.run_delay`.
+    pub preempted_ns: Option<u64>,
+    /// Context switches away from the threads inside the clears; `None` with `on_cpu_ns`.
+    pub switches: Option<u64>,
     /// Mean duration.
     pub mean_ns: f64,
     /// Sample standard deviation (n - 1); `None` for a single clear.
@@ -53,18 +61,25 @@ pub struct Row {
     pub bytes: Option<u64>,
     /// Bytes per nanosecond of summed duration, which is 1e9 bytes per second.
     pub gb_per_s: Option<f64>,
+    /// Bytes per nanosecond in which the threads ran.
+    pub gb_per_s_on_cpu: Option<f64>,
+}
+
+/// What the aggregates alone do not say.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Terms {
+    /// Bytes of an order-0 page.
+    pub base_page_bytes: u64,
+    /// Sites whose durations include more than the clear.
+    pub derived: Vec<Site>,
+    /// Whether the kernel tells how long a task waited for a CPU.
+    pub counts_waiting: bool,
 }
 
 /// The rows of what a snapshot, or a difference of two, holds, in the order of CPU, site, page size
-/// and model. `base_page_bytes` is the size of an order-0 page; `derived` tells which sites' durations
-/// include more than the clear.
+/// and model.
 #[must_use]
-pub fn rows(
-    snapshot: &Snapshot,
-    grouping: Grouping,
-    base_page_bytes: u64,
-    derived: impl Fn(Site) -> bool,
-) -> Vec<Row> {
+pub fn rows(snapshot: &Snapshot, grouping: Grouping, terms: &Terms) -> Vec<Row> {
     let mut groups: BTreeMap<(Option<u32>, Option<Key>), Aggregate> = BTreeMap::new();
     for (&(cpu, key), aggregate) in &snapshot.cells {
         let cpu = match grouping {
@@ -75,41 +90,35 @@ pub fn rows(
     }
     groups
         .iter()
-        .filter_map(|(&(cpu, key), aggregate)| {
-            let page_size_bytes = key.map(|key| base_page_bytes << key.order);
-            row(
-                cpu,
-                key.map(|key| key.site),
-                key.map(|key| key.model),
-                page_size_bytes,
-                aggregate,
-            )
-            .map(|row| Row {
-                derived: row.site.is_some_and(&derived),
-                ..row
-            })
-        })
+        .filter_map(|(&(cpu, key), aggregate)| row(cpu, key, aggregate, terms))
         .collect()
 }
 
 /// A row; `None` without a clear.
-fn row(
-    cpu: Option<u32>,
-    site: Option<Site>,
-    preempt_model: Option<PreemptModel>,
-    page_size_bytes: Option<u64>,
-    aggregate: &Aggregate,
-) -> Option<Row> {
+fn row(cpu: Option<u32>, key: Option<Key>, aggregate: &Aggregate, terms: &Terms) -> Option<Row> {
+    let page_size_bytes = key.map(|key| terms.base_page_bytes << key.order);
     let bytes = page_size_bytes.map(|size| size.saturating_mul(aggregate.count));
+    let sum_ns = u64::try_from(aggregate.sum_ns).unwrap_or(u64::MAX);
+    let on_cpu_ns = sum_ns
+        .checked_sub(aggregate.preempted_ns)
+        .filter(|_| terms.counts_waiting);
+    let rate = |ns: u64| {
+        bytes
+            .filter(|_| ns > 0)
+            .map(|bytes| bytes as f64 / ns as f64)
+    };
     let quantile = |quantile| aggregate.quantile_ns(quantile).unwrap_or(aggregate.max_ns);
     Some(Row {
-        site,
-        derived: false,
+        site: key.map(|key| key.site),
+        derived: key.is_some_and(|key| terms.derived.contains(&key.site)),
         page_size_bytes,
         cpu,
-        preempt_model,
+        preempt_model: key.map(|key| key.model),
         count: aggregate.count,
-        sum_ns: u64::try_from(aggregate.sum_ns).unwrap_or(u64::MAX),
+        sum_ns,
+        on_cpu_ns,
+        preempted_ns: on_cpu_ns.map(|_| aggregate.preempted_ns),
+        switches: on_cpu_ns.map(|_| aggregate.switches),
         mean_ns: aggregate.mean_ns()?,
         stddev_ns: aggregate.stddev_ns(),
         min_ns: aggregate.min_ns,
@@ -118,8 +127,7 @@ fn row(
         p99_ns: quantile(0.99),
         max_ns: aggregate.max_ns,
         bytes,
-        gb_per_s: bytes
-            .filter(|_| aggregate.sum_ns > 0)
-            .map(|bytes| bytes as f64 / aggregate.sum_ns as f64),
+        gb_per_s: rate(sum_ns),
+        gb_per_s_on_cpu: on_cpu_ns.and_then(rate),
     })
 }
