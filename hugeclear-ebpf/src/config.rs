@@ -76,6 +76,11 @@ pub enum ModelFrom {
     EachClear = 2,
 }
 
+/// The most possible CPUs with which starts are kept in slots. The verifier follows the search for the
+/// slot of a thread that migrated CPU by CPU, and gives up at some 2,700; with more CPUs than this every
+/// start goes to the hash map.
+pub const MAX_SLOT_CPUS: u32 = 1024;
+
 /// Configuration of one [`Pair`] that clears.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
@@ -118,8 +123,8 @@ pub struct Config {
     pub own_tgid: u32,
     /// The thread group to select; 0 selects all.
     pub tgid: u32,
-    /// Possible CPUs: how many rows of slots and blocks there are.
-    pub cpus: u32,
+    /// CPUs whose slots keep starts: all possible CPUs, or 0 above [`MAX_SLOT_CPUS`].
+    pub slot_cpus: u32,
     /// Blocks of each CPU.
     pub blocks: u32,
     /// A [`ModelFrom`] as a number.

@@ -21,6 +21,14 @@ use crate::{
     trace::{parse_lines, trace_workload},
 };
 
+/// SIGKILL last: the one that the tracer does not see.
+const SIGNALS: [Signal; 4] = [
+    Signal::SIGINT,
+    Signal::SIGTERM,
+    Signal::SIGHUP,
+    Signal::SIGKILL,
+];
+
 /// How long the kernel may take to free what was detached.
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -31,8 +39,8 @@ pub(crate) fn run(expected: &Expected) -> Result<()> {
         fs::write(setting, "madvise").context(setting)?;
     }
     let before = Left::now()?;
-    for method in ["fentry", "kprobe"] {
-        for signal in [Signal::SIGINT, Signal::SIGTERM, Signal::SIGKILL] {
+    for (method, signals) in [("fentry", &SIGNALS[..]), ("kprobe", &SIGNALS[2..])] {
+        for &signal in signals {
             interrupted(expected, method, signal)
                 .with_context(|| format!("{signal} under {method}"))?;
             before
@@ -45,6 +53,7 @@ pub(crate) fn run(expected: &Expected) -> Result<()> {
     windows()?;
     terminal()?;
     exit_statuses()?;
+    unwritable()?;
     before.await_again().context("at the end")
 }
 
@@ -261,6 +270,30 @@ fn terminal() -> Result<()> {
         last.contains("total of") && last.contains("lost: nothing"),
         "{last:?}"
     );
+    Ok(())
+}
+
+/// What cannot be written is no silent loss, and never abandons the command.
+fn unwritable() -> Result<()> {
+    let seconds = "sleep 2; exit 5";
+    let full = Command::new("hugeclear-trace")
+        .args(["-i", "0.2", "-o", "/dev/full", "--", "sh", "-c", seconds])
+        .output()?;
+    let said = String::from_utf8_lossy(&full.stderr);
+    ensure!(
+        full.status.code() == Some(1) && said.contains("/dev/full"),
+        "{}: {said}",
+        full.status
+    );
+
+    // A reader that leaves: the command goes on, and its status is ours.
+    let mut child = Command::new("hugeclear-trace")
+        .args(["-i", "0.2", "--json", "--", "sh", "-c", seconds])
+        .stdout(Stdio::piped())
+        .spawn()?;
+    drop(child.stdout.take());
+    let status = child.wait()?;
+    ensure!(status.code() == Some(5), "with no reader: {status}");
     Ok(())
 }
 

@@ -5,6 +5,7 @@ mod ftrace;
 mod lifecycle;
 mod models;
 mod trace;
+mod waiting;
 
 use anyhow::Result;
 use clap::{Parser, Subcommand};
@@ -57,6 +58,8 @@ enum Scenario {
     },
     /// Hundreds of possible CPUs: the maps stay small, the verifier agrees, the counts are exact.
     ManyCpus(Expected),
+    /// Waiting for a CPU inside a clear is told apart from running.
+    Waiting(Expected),
     /// Signals, exit statuses, and nothing left behind.
     Lifecycle(Expected),
 }
@@ -71,6 +74,7 @@ fn main() -> Result<()> {
             switch,
         } => models::run(&expected, &model, &switch),
         Scenario::ManyCpus(expected) => counts::many_cpus(&expected),
+        Scenario::Waiting(expected) => waiting::run(&expected),
         Scenario::Lifecycle(expected) => lifecycle::run(&expected),
     }
 }

@@ -10,6 +10,7 @@ use std::{
         unix::{
             ffi::OsStringExt as _,
             fs::{OpenOptionsExt as _, symlink},
+            process::CommandExt as _,
         },
     },
     process::{ChildStderr, ChildStdout, Command, Stdio},
@@ -112,7 +113,10 @@ fn run(port: &mut File) -> Result<Status> {
     children.thread_block()?;
     let signals = SignalFd::with_flags(&children, SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC)?;
 
-    let spawned = Command::new(&program)
+    let mut command = Command::new(&program);
+    // SAFETY: it only sets the signal mask of the new process, which may be done after a fork.
+    unsafe { command.pre_exec(|| Ok(SigSet::empty().thread_set_mask()?)) };
+    let spawned = command
         .args(arguments)
         .env_clear()
         .envs([

@@ -13,8 +13,9 @@ use super::{
 /// Adds the clear that began as `start` says and ended on `cpu`, at `now`, not before it began.
 ///
 /// No other program can be in the middle of this on the same block: a CPU runs a program once at a
-/// time (the kernel skips and counts a second run), and each program has keys of its own. Only
-/// block [`hugeclear_ebpf::key::OTHER`] is shared.
+/// time (the kernel skips and counts a second run), and each pair has sites of its own. Only block
+/// [`hugeclear_ebpf::key::OTHER`] is shared: where programs can preempt each other, two pairs that
+/// meet there may lose one of its counts.
 #[inline(always)]
 pub(crate) fn add(cpu: u32, block: u32, start: &Start, now: u64) {
     let ns = now - start.start_ns;

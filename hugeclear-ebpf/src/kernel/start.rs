@@ -26,8 +26,8 @@ pub(crate) fn slot(cpu: u32, pair: Pair) -> Option<&'static mut Slot> {
 #[inline(always)]
 pub(crate) fn put(slot: &mut Slot, pair: Pair, cpu: u32, thread: u32, block: u32, page: u64) {
     let owner = slot.owner;
-    if owner == 0 || owner == thread {
-        if owner == thread {
+    if config!(slot_cpus) != 0 && (owner == 0 || owner == thread) {
+        if owner == thread && slot.start.block != SKIP {
             slot.overwritten += 1;
         }
         slot.owner = thread;
@@ -35,7 +35,8 @@ pub(crate) fn put(slot: &mut Slot, pair: Pair, cpu: u32, thread: u32, block: u32
     } else {
         let mut start = EMPTY;
         begin(&mut start, cpu, block, page);
-        if STARTS.insert(hash_key(pair, thread), start, 0).is_err() {
+        let kept = STARTS.insert(hash_key(pair, thread), start, 0).is_ok();
+        if !kept && block != SKIP {
             slot.map_full += 1;
         }
     }
@@ -134,7 +135,7 @@ fn find_elsewhere(start: &mut Start, pair: u32, thread: u32, then: u32) -> u32 {
         }
     }
     // The thread migrated: nobody else frees or takes the slot it owns there.
-    for cpu in 0..config!(cpus) {
+    for cpu in 0..config!(slot_cpus) {
         let Some(slot) = SLOTS.get_ptr_mut(cpu * Pair::COUNT + pair) else {
             break;
         };

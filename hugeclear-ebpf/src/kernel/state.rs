@@ -27,7 +27,7 @@ pub(crate) static CONFIG: Config = Config {
     }; 3],
     own_tgid: 0,
     tgid: 0,
-    cpus: 0,
+    slot_cpus: 0,
     blocks: 0,
     model_from: 0,
     model: 0,

@@ -41,8 +41,9 @@ Examples:
   hugeclear-trace doctor                     what can be traced here, and what is missing
 
 Units: GB/s is 1e9 bytes per second of summed wall time; page sizes are powers of 1024.
-Exit status: 0 also after Ctrl-C or SIGTERM; 1 if tracing failed; 2 for bad usage; with a COMMAND
-its own status, or 128 + the number of the signal that ended it.";
+Exit status: 0 also after Ctrl-C, SIGTERM or SIGHUP; 1 if tracing failed; 2 for bad usage; with a
+COMMAND its own status, or 128 + the number of the signal that ended it. A COMMAND that still runs
+when the trace ends otherwise gets SIGTERM, and five seconds to end; the status is then 0.";
 
 /// Subcommands.
 #[derive(Debug, Subcommand)]
@@ -78,7 +79,7 @@ pub struct TraceArgs {
     /// One row per CPU on which clears ended, and a total line
     #[arg(long)]
     pub per_cpu: bool,
-    /// Stop after this many seconds
+    /// Stop after this many seconds, and ask a COMMAND that still runs to end
     #[arg(short = 'd', long, value_name = "SECONDS", value_parser = seconds)]
     pub duration: Option<Duration>,
     /// Print what each interval of this many seconds held, then the total

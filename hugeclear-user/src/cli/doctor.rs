@@ -84,7 +84,11 @@ fn diagnose(facts: Facts, wanted: &Wanted) -> Diagnosis {
         }
         Err(error) => {
             notes.extend(set.notes.iter().cloned());
-            (None, Some(error), set.refusals.clone())
+            let refusals = match &error {
+                TraceError::NoSite { refusals, .. } => refusals.clone(),
+                TraceError::NotPermitted { .. } | TraceError::Load(_) => set.refusals.clone(),
+            };
+            (None, Some(error), refusals)
         }
     };
     Diagnosis {

@@ -12,7 +12,7 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 use aya_log::EbpfLogger;
 use log::{LevelFilter, Log};
 use nix::{
@@ -34,7 +34,7 @@ use crate::{
     probes::{
         config::Filter,
         reader::Reading,
-        select::{self, AllocatorReach, ProbeSet, Wanted},
+        select::{self, AllocatorReach, Wanted},
         tracer::Tracer,
     },
     report::{self, Kind, Report, Summary},
@@ -74,9 +74,11 @@ async fn trace(args: &TraceArgs) -> Result<ExitCode> {
     // Signals first: from here on, none ends us without a detach.
     let mut interrupt = signal(SignalKind::interrupt()).context("cannot catch SIGINT")?;
     let mut terminate = signal(SignalKind::terminate()).context("cannot catch SIGTERM")?;
+    let mut hangup = signal(SignalKind::hangup()).context("cannot catch SIGHUP")?;
     let mut output = Output::open(args)?;
 
     let facts = Facts::read(Path::new("/"));
+    check_pid(args.pid, &facts)?;
     let wanted = Wanted {
         method: args.method,
         allocator: args.allocator,
@@ -86,7 +88,7 @@ async fn trace(args: &TraceArgs) -> Result<ExitCode> {
     for refusal in &tracer.refusals {
         log::info!("refused: {refusal}");
     }
-    let mut session = Session::new(&facts, &set, &tracer, args);
+    let mut session = Session::new(&facts, &tracer, args);
     let mut log = (args.verbose > 0)
         .then(|| kernel_log(&mut tracer))
         .flatten();
@@ -96,11 +98,12 @@ async fn trace(args: &TraceArgs) -> Result<ExitCode> {
         [program, arguments @ ..] => {
             let mut command = Command::new(program);
             command.args(arguments).stdout(output.for_command()?);
-            Some(
-                command
-                    .spawn()
-                    .with_context(|| format!("cannot run `{}`", program.display()))?,
-            )
+            Some(command.spawn().with_context(|| {
+                format!(
+                    "cannot run `{}` (the command after `--`)",
+                    program.display()
+                )
+            })?)
         }
     };
     if args.command.is_empty() && !output.refreshes && term::stderr_is_terminal() {
@@ -114,18 +117,22 @@ async fn trace(args: &TraceArgs) -> Result<ExitCode> {
     let deadline = args.duration.map(|duration| start + duration);
     let needs_ticks = args.interval.is_some() || output.refreshes;
 
+    let mut written = Ok(());
     let end = loop {
         tokio::select! {
             _ = interrupt.recv() => break End::Asked,
             _ = terminate.recv() => break End::Asked,
+            _ = hangup.recv() => break End::Asked,
             status = finished(&mut command) => break End::Command(status?),
             () = passed(deadline) => break End::Asked,
             _ = ticks.tick(), if needs_ticks => {
                 let reading = tracer.read();
-                if args.interval.is_some() {
-                    output.print(&session.window(&reading))?;
-                } else {
-                    output.refresh(&session.total(&reading, now_ns()))?;
+                written = match args.interval {
+                    Some(_) => output.print(&session.window(&reading)),
+                    None => output.refresh(&session.total(&reading, now_ns())),
+                };
+                if written.is_err() {
+                    break End::Unwritable;
                 }
             }
             () = flush(&mut log) => {}
@@ -136,17 +143,44 @@ async fn trace(args: &TraceArgs) -> Result<ExitCode> {
     // and takes time.
     let reading = tracer.end();
     let end_ns = now_ns();
-    if args.interval.is_some() {
-        output.print(&session.window(&reading))?;
+    if written.is_ok() && args.interval.is_some() {
+        written = output.print(&session.window(&reading));
     }
-    output.print(&session.total(&reading, end_ns))?;
-    Ok(match end {
-        End::Command(status) => exit_code(status),
-        End::Asked => {
+    if written.is_ok() {
+        written = output.print(&session.total(&reading, end_ns));
+    }
+    match written {
+        // A reader may leave when it has seen enough; the command goes on.
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
             stop(command).await;
-            ExitCode::SUCCESS
+            Err(error).with_context(|| format!("cannot write {}", output.name))
         }
-    })
+        Ok(()) | Err(_) => match end {
+            End::Command(status) => Ok(exit_code(status)),
+            End::Asked => {
+                stop(command).await;
+                Ok(ExitCode::SUCCESS)
+            }
+            End::Unwritable if command.is_none() => Ok(ExitCode::SUCCESS),
+            End::Unwritable => Ok(exit_code(finished(&mut command).await?)),
+        },
+    }
+}
+
+/// Refuses a process that does not exist: its trace would wait in vain.
+fn check_pid(pid: Option<u32>, facts: &Facts) -> Result<()> {
+    match pid {
+        // In another pid namespace the host's numbers mean nothing here.
+        Some(pid) if facts.privileges.initial_pid_namespace == Some(true) => {
+            let exists = Path::new("/proc").join(pid.to_string()).exists();
+            ensure!(
+                exists,
+                "cannot trace process {pid}: there is none of this number"
+            );
+            Ok(())
+        }
+        Some(_) | None => Ok(()),
+    }
 }
 
 /// The level of our own log for so many `-v`.
@@ -164,6 +198,8 @@ enum End {
     Asked,
     /// The command has ended.
     Command(ExitStatus),
+    /// Nothing can be written any more.
+    Unwritable,
 }
 
 fn filter(args: &TraceArgs) -> Filter {
@@ -194,7 +230,7 @@ struct Session<'a> {
 }
 
 impl<'a> Session<'a> {
-    fn new(facts: &'a Facts, set: &ProbeSet, tracer: &Tracer, args: &TraceArgs) -> Self {
+    fn new(facts: &'a Facts, tracer: &Tracer, args: &TraceArgs) -> Self {
         let start_ns = now_ns();
         Self {
             facts,
@@ -217,7 +253,7 @@ impl<'a> Session<'a> {
                 counts_waiting: facts.btf.offsets.task_run_delay.is_some(),
             },
             filtered: filter(args) != Filter::default(),
-            allocator: set.allocator_reach(),
+            allocator: tracer.allocator_reach,
             start_ns,
             faults_before: huge_faults(facts),
             window_start_ns: start_ns,
@@ -297,6 +333,8 @@ fn huge_faults(facts: &Facts) -> Option<HugeFaults> {
 /// Where reports go, and in what form.
 struct Output {
     to: Box<dyn Write>,
+    /// What it is, for messages.
+    name: String,
     is_file: bool,
     json: bool,
     /// Whether a table is renewed in place until the end.
@@ -313,10 +351,19 @@ impl Output {
             None => Box::new(io::stdout()),
         };
         let is_file = args.output.is_some();
-        let refreshes =
-            !is_file && !args.json && args.interval.is_none() && term::stdout_is_terminal();
+        // A table that is renewed in place would wipe out what a command prints to the same terminal.
+        let is_shared = !args.command.is_empty() && term::stderr_is_terminal();
+        let refreshes = !is_file
+            && !args.json
+            && args.interval.is_none()
+            && !is_shared
+            && term::stdout_is_terminal();
         Ok(Self {
             to,
+            name: args.output.as_ref().map_or_else(
+                || "to stdout".to_owned(),
+                |path| format!("`{}`", path.display()),
+            ),
             is_file,
             json: args.json,
             refreshes,

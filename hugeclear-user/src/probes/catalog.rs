@@ -22,6 +22,9 @@ pub struct Function {
     pub derived: bool,
     /// Whether it is also called for ordinary pages, so that a probe costs every allocation.
     pub every_allocation: bool,
+    /// Whether interrupts call it too, in the middle of a task's own call. Only fentry, which knows the
+    /// arguments at the exit, can then tell the calls apart.
+    pub in_interrupts: bool,
     /// Kernels that have it, and what else one should know.
     pub versions: &'static str,
 }
@@ -34,6 +37,7 @@ const CLEAR: Function = Function {
     only_function: None,
     derived: false,
     every_allocation: false,
+    in_interrupts: false,
     versions: "",
 };
 
@@ -115,6 +119,7 @@ pub const ALLOCATOR_CLEARS: &[Function] = &[
         name: "clear_highpages_kasan_tagged",
         size_from: SizeFrom::PagesArg2,
         every_allocation: true,
+        in_interrupts: true,
         versions: "7.2 and later",
         ..ALLOCATOR
     },
@@ -122,6 +127,7 @@ pub const ALLOCATOR_CLEARS: &[Function] = &[
         name: "kernel_init_pages",
         size_from: SizeFrom::PagesArg2,
         every_allocation: true,
+        in_interrupts: true,
         versions: "7.0 and 7.1; inlined from 6.1 to 6.19",
         ..ALLOCATOR
     },
@@ -129,6 +135,7 @@ pub const ALLOCATOR_CLEARS: &[Function] = &[
         name: "kernel_init_free_pages",
         size_from: SizeFrom::PagesArg2,
         every_allocation: true,
+        in_interrupts: true,
         versions: "5.3 to 5.19",
         ..ALLOCATOR
     },

@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result};
 use aya::{Ebpf, EbpfLoader, programs::ProgramType};
 use aya_obj::generated::bpf_func_id;
 use hugeclear_ebpf::{
-    config::{ClearConfig, Config, ModelFrom, Pair, TaskOffsets},
+    config::{ClearConfig, Config, MAX_SLOT_CPUS, ModelFrom, Pair, TaskOffsets},
     key::MAX_ORDER,
 };
 
@@ -69,7 +69,11 @@ pub(super) fn config(
             Some(false) | None => 0,
         },
         tgid: filter.tgid.unwrap_or(0),
-        cpus: layout.cpus,
+        slot_cpus: if layout.cpus <= MAX_SLOT_CPUS {
+            layout.cpus
+        } else {
+            0
+        },
         blocks: layout.blocks(),
         model_from: model_from as u32,
         model: facts.preempt.model as u32,

@@ -108,7 +108,7 @@ impl Layout {
             / size_of::<Block>() as u64;
         let most = usize::try_from(room)
             .unwrap_or(usize::MAX)
-            .clamp(2, MAX_BLOCKS)
+            .clamp(1, MAX_BLOCKS)
             - 1;
         let without_block = keys.len().saturating_sub(most);
         keys.truncate(most);

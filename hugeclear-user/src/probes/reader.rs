@@ -53,17 +53,24 @@ impl Reader {
     /// From now on exits without entry are losses: so far they were of calls that began before the
     /// entry was attached.
     pub(super) fn forgive_earlier_calls(&mut self) {
-        let pairs = Pair::ALL.map(|pair| self.counts(pair, None));
-        self.earlier_calls = pairs.iter().map(|counts| counts.exits_without_entry).sum();
+        let clears = Pair::ALL.into_iter().filter(|pair| pair.clears());
+        let pairs = clears.map(|pair| self.counts(pair, None));
+        self.earlier_calls = pairs.map(|counts| counts.exits_without_entry).sum();
     }
 
-    /// Reads everything. `pairs`: those that are attached and whose calls are clears, each with the
-    /// skipped runs of its programs.
+    /// Reads everything. `pairs`: those that are attached, each with the skipped runs of its programs.
     pub(super) fn read(&mut self, pairs: &[(Pair, Option<u64>)]) -> Reading {
         // The slots before the blocks: a clear that ends in between is then recorded, not missing.
         let counts: Vec<PairCounts> = pairs
             .iter()
-            .map(|&(pair, skipped)| self.counts(pair, skipped))
+            .map(|&(pair, programs_skipped)| match pair.clears() {
+                true => self.counts(pair, programs_skipped),
+                // A fault that is open or unknown is no clear lost, but a skipped program may be.
+                false => PairCounts {
+                    programs_skipped,
+                    ..PairCounts::default()
+                },
+            })
             .collect();
         let snapshot = self.snapshot();
         let losses = Losses::new(&counts, snapshot.other_count());

@@ -145,19 +145,23 @@ pub enum AllocatorReach {
 }
 
 impl ProbeSet {
-    /// Which clears in the allocator it sees.
+    /// Which clears in the allocator it sees, once the pairs of which `is_attached` are attached.
     #[must_use]
-    pub fn allocator_reach(&self) -> AllocatorReach {
-        let sees_mthp = self
-            .faults
-            .iter()
-            .any(|probe| probe.pair == Pair::AnonFault);
-        match self.allocator {
-            Allocator::Untraced => AllocatorReach::Nothing,
-            Allocator::Probe { .. } | Allocator::BeforeClear if sees_mthp => {
-                AllocatorReach::EverySize
+    pub fn allocator_reach(&self, is_attached: impl Fn(Pair) -> bool) -> AllocatorReach {
+        let sees_thp = match self.allocator {
+            Allocator::Untraced => false,
+            Allocator::Probe {
+                in_fault: false, ..
+            } => is_attached(Pair::Allocator),
+            Allocator::Probe { in_fault: true, .. } => {
+                is_attached(Pair::Allocator) && is_attached(Pair::ThpFault)
             }
-            Allocator::Probe { .. } | Allocator::BeforeClear => AllocatorReach::Thp,
+            Allocator::BeforeClear => is_attached(Pair::Clear) && is_attached(Pair::ThpFault),
+        };
+        match sees_thp {
+            false => AllocatorReach::Nothing,
+            true if is_attached(Pair::AnonFault) => AllocatorReach::EverySize,
+            true => AllocatorReach::Thp,
         }
     }
 }
@@ -355,7 +359,15 @@ fn probe_of(
         SizeFrom::PagesArg2 | SizeFrom::OrderArg2 => 2,
         SizeFrom::PagesArg3 => 3,
     };
-    let found = found(facts, wanted, row.name, parameters, refusals)?;
+    let mut found = found(facts, wanted, row.name, parameters, refusals)?;
+    if row.in_interrupts {
+        found.methods.retain(|method| *method == Method::Fentry);
+        if found.methods.is_empty() {
+            let reason = "interrupts call it too, and a kprobe cannot tell their calls apart";
+            refusals.push(refuse(row.name, reason));
+            return None;
+        }
+    }
     if row.size_from == SizeFrom::FolioOrder && facts.btf.offsets.folio_flags_1.is_none() {
         refusals.push(refuse(
             row.name,
@@ -576,7 +588,7 @@ mod tests {
             functions(&set.faults),
             ["do_huge_pmd_anonymous_page", "do_anonymous_page"]
         );
-        assert_eq!(set.allocator_reach(), AllocatorReach::EverySize);
+        assert_eq!(set.allocator_reach(|_| true), AllocatorReach::EverySize);
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! A running trace: attached probes and the maps they fill.
 
-use std::fmt;
+use std::{fmt, time::Duration};
 
 use aya::{Btf, Ebpf, maps::Array};
 use hugeclear_ebpf::{
@@ -14,7 +14,7 @@ use super::{
     config::{self, Filter},
     keys::{self, Layout},
     reader::{Reader, Reading},
-    select::{Allocator, Method, Probe, ProbeSet, Refusal},
+    select::{Allocator, AllocatorReach, Method, Probe, ProbeSet, Refusal},
 };
 use crate::{
     facts::{Facts, PreemptModel, kernel_memory::KernelMemory},
@@ -91,6 +91,8 @@ pub struct Tracer {
     pub refusals: Vec<Refusal>,
     /// What the user should know of how it is traced.
     pub notes: Vec<Note>,
+    /// Which clears in the allocator are seen.
+    pub allocator_reach: AllocatorReach,
 }
 
 impl Tracer {
@@ -138,12 +140,20 @@ impl Tracer {
 
         let mut attachments = Vec::new();
         let mut probes = Vec::new();
+        let mut notes_of_refusal = Vec::new();
         let allocator = match &set.allocator {
             Allocator::Probe { probe, .. } => Some(probe),
             Allocator::Untraced | Allocator::BeforeClear => None,
         };
         // What is around a clear first, so that no clear is found without it.
         for probe in set.faults.iter().chain(allocator).chain(&set.clears) {
+            // Without the faults, all it sees would seem to be outside of them.
+            let lacks_faults = matches!(set.allocator, Allocator::Probe { in_fault: true, .. })
+                && probe.pair == Pair::Allocator
+                && !is_attached(&attachments, Pair::ThpFault);
+            if lacks_faults {
+                continue;
+            }
             let attached = try_methods(probe, facts, &mut refusals, |method| {
                 attach::attach_pair(&mut ebpf, btf.as_ref(), probe, method)
             });
@@ -160,12 +170,20 @@ impl Tracer {
                     method: method.to_string(),
                     derived: from_fault || probe.clear.is_some_and(|clear| clear.derived),
                 });
+            } else {
+                notes_of_refusal.push(note_of_refusal(probe, &refusals));
             }
         }
         if !attachments.iter().any(|(pair, _)| pair.clears()) {
             return Err(no_site(refusals));
         }
+        let allocator_reach = set.allocator_reach(|pair| is_attached(&attachments, pair));
         let mut notes = set.notes.clone();
+        if allocator_reach == AllocatorReach::Nothing {
+            // They explain figures that will not be there.
+            notes.retain(|note| !["zeroed_twice", "allocator_derived"].contains(&&*note.code));
+        }
+        notes.extend(notes_of_refusal);
         if layout.without_block > 0 {
             notes.push(Note::new(
                 "keys_without_block",
@@ -190,6 +208,7 @@ impl Tracer {
             probes,
             refusals,
             notes,
+            allocator_reach,
         })
     }
 
@@ -201,7 +220,7 @@ impl Tracer {
 
     /// What has been recorded so far, and what has not.
     pub fn read(&mut self) -> Reading {
-        let pairs = self.clearing_pairs();
+        let pairs = self.skipped();
         let reading = self.reader.read(&pairs);
         // A clear that runs while the probes are attached is not lost.
         let losses = Losses {
@@ -225,16 +244,14 @@ impl Tracer {
             preempt_switch.detach();
         }
         wait_for_running_programs();
-        let pairs = self.clearing_pairs();
+        let pairs = self.skipped();
         self.reader.read(&pairs)
     }
 
-    /// The attached pairs whose calls are clears, each with the runs of its programs that the kernel
-    /// skipped.
-    fn clearing_pairs(&self) -> Vec<(Pair, Option<u64>)> {
+    /// The attached pairs, each with the runs of its programs that the kernel skipped.
+    fn skipped(&self) -> Vec<(Pair, Option<u64>)> {
         self.attachments
             .iter()
-            .filter(|(pair, _)| pair.clears())
             .map(|(pair, programs)| {
                 (
                     *pair,
@@ -246,6 +263,26 @@ impl Tracer {
             })
             .collect()
     }
+}
+
+fn is_attached(attachments: &[(Pair, [Attachment; 2])], pair: Pair) -> bool {
+    attachments.iter().any(|(attached, _)| *attached == pair)
+}
+
+/// That a function of the probe set is not traced, and why.
+fn note_of_refusal(probe: &Probe, refusals: &[Refusal]) -> Note {
+    let of_probe = refusals
+        .iter()
+        .filter(|refusal| refusal.function == probe.function);
+    let reasons: Vec<String> = of_probe.map(Refusal::to_string).collect();
+    Note::new(
+        "not_traced",
+        format!(
+            "what depends on {} is not shown: {}",
+            probe.function,
+            reasons.join("; ")
+        ),
+    )
 }
 
 impl fmt::Debug for Tracer {
@@ -345,9 +382,11 @@ fn try_methods<T>(
 }
 
 /// Waits until every program that was running when its link was closed has ended: a grace period of
-/// RCU, which is what a global memory barrier waits for (kernel/sched/membarrier.c). Where it is
-/// refused (nohz_full), the programs, a microsecond long, have ended by the next line all the same.
+/// RCU, which is what a global memory barrier waits for (kernel/sched/membarrier.c). It waits for nothing
+/// on a single CPU, and is refused under nohz_full: there, a moment of sleep lets a program, a microsecond
+/// long, come to its end.
 fn wait_for_running_programs() {
+    std::thread::sleep(Duration::from_millis(10));
     // SAFETY: no memory is passed.
     unsafe { libc::syscall(libc::SYS_membarrier, libc::MEMBARRIER_CMD_GLOBAL, 0, 0) };
 }

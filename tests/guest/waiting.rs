@@ -1,0 +1,93 @@
+//! Time that a clear waits for a CPU is told apart from time that it runs.
+
+use std::process::{Child, Command, Stdio};
+
+use anyhow::{Context as _, Result, ensure};
+use serde_json::Value;
+
+use crate::{Expected, trace::trace_workload};
+
+/// How far the time on the CPU may be apart with and without company. The guest's clock counts
+/// instructions, so what differs is the work of the scheduler and the timer, and memory touched first.
+const TOLERANCE: f64 = 0.1;
+
+/// A busy neighbour on the only CPU. Ended when dropped.
+struct Spinner(Child);
+
+impl Spinner {
+    fn start() -> Result<Self> {
+        let mut spinner = Command::new("sh");
+        spinner
+            .args(["-c", "while :; do :; done"])
+            .stdin(Stdio::null());
+        Ok(Self(spinner.spawn()?))
+    }
+}
+
+impl Drop for Spinner {
+    fn drop(&mut self) {
+        // It may be gone already.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+pub(crate) fn run(expected: &Expected) -> Result<()> {
+    // First the memory is touched for the first time, which is slower.
+    clear(expected)?;
+    let alone = clear(expected)?;
+    let spinner = Spinner::start()?;
+    let beside = clear(expected)?;
+    drop(spinner);
+
+    let ns = |row: &Value, field: &str| {
+        row[field]
+            .as_f64()
+            .with_context(|| format!("{field}: {row}"))
+    };
+    ensure!(
+        ns(&alone, "preempted_ns")? < 0.1 * ns(&alone, "sum_ns")?,
+        "alone: {alone}"
+    );
+    ensure!(
+        ns(&beside, "sum_ns")? > 1.5 * ns(&beside, "on_cpu_ns")?,
+        "beside a spinner: {beside}"
+    );
+    ensure!(
+        ns(&beside, "switches")? >= 1.0,
+        "beside a spinner: {beside}"
+    );
+    for row in [&alone, &beside] {
+        let whole = ns(row, "on_cpu_ns")? + ns(row, "preempted_ns")?;
+        ensure!(
+            whole == ns(row, "sum_ns")?,
+            "the parts are not the whole: {row}"
+        );
+    }
+    let difference = ns(&beside, "on_cpu_ns")? / ns(&alone, "on_cpu_ns")? - 1.0;
+    ensure!(
+        difference.abs() < TOLERANCE,
+        "on the CPU {difference:+.3} apart: {alone} {beside}"
+    );
+    Ok(())
+}
+
+/// The row of clears of 2 MiB pages long enough in all to be preempted.
+fn clear(expected: &Expected) -> Result<Value> {
+    let workload = [
+        "hugetlb",
+        "--page-size",
+        "2M",
+        "--size",
+        "256M",
+        "--configure",
+    ];
+    let traced = trace_workload(&[], &workload)?;
+    traced.check_sound()?;
+    let row = &traced.rows()[0];
+    ensure!(
+        row["site"] == expected.site.as_str() && row["count"] == 128,
+        "{row}"
+    );
+    Ok(row.clone())
+}
