@@ -57,7 +57,13 @@ enum Scenario {
         switch: Vec<String>,
     },
     /// Hundreds of possible CPUs: the maps stay small, the verifier agrees, the counts are exact.
-    ManyCpus(Expected),
+    ManyCpus {
+        #[command(flatten)]
+        expected: Expected,
+        /// How many.
+        #[arg(long)]
+        cpus: u32,
+    },
     /// Waiting for a CPU inside a clear is told apart from running.
     Waiting(Expected),
     /// Signals, exit statuses, and nothing left behind.
@@ -73,7 +79,7 @@ fn main() -> Result<()> {
             model,
             switch,
         } => models::run(&expected, &model, &switch),
-        Scenario::ManyCpus(expected) => counts::many_cpus(&expected),
+        Scenario::ManyCpus { expected, cpus } => counts::many_cpus(&expected, cpus),
         Scenario::Waiting(expected) => waiting::run(&expected),
         Scenario::Lifecycle(expected) => lifecycle::run(&expected),
     }

@@ -11,7 +11,7 @@ use hugeclear_ebpf::{
 use super::select::{self, Allocator, ProbeSet};
 use crate::facts::{Facts, PreemptModel};
 
-/// Memory that all maps together may take, in bytes, whatever the number of CPUs.
+/// Memory that all maps together may take, in bytes; it can be kept up to 6,800 possible CPUs.
 pub const MEMORY_LIMIT_BYTES: u64 = 64 << 20;
 
 /// What the maps other than slots and blocks take, in bytes, rounded up: 16,384 starts of 32 bytes
@@ -42,7 +42,7 @@ pub struct Layout {
 
 impl Layout {
     /// Assigns blocks to the keys that can occur on this machine with this probe set, most likely
-    /// first: the page sizes in use under the model in force, then under the models it can be
+    /// first: the page sizes in use under the model in force, then under the models that it can be
     /// switched to, then sizes that are not switched on.
     #[must_use]
     pub fn new(facts: &Facts, probes: &ProbeSet) -> Self {
@@ -65,39 +65,41 @@ impl Layout {
             .iter()
             .map(|pool| pool.page_size_bytes)
             .collect();
-        let in_use = [thp.clone(), select::keys_of_enabled_mthp(facts).collect()].concat();
+        let anonymous = [thp, select::keys_of_enabled_mthp(facts).collect()].concat();
         let offered = facts
             .thp
             .iter()
             .flat_map(|thp| thp.offered_bytes())
             .collect();
-        let tiers = [
-            (orders([in_use.clone(), hugetlb].concat()), orders(in_use)),
-            (orders(offered), Vec::new()),
+        let clears = probes.clears.iter().filter_map(|probe| probe.clear);
+        let clear_sites: Vec<Site> = clears.map(|clear| clear.site).collect();
+        let mut anonymous_sites = clear_sites.clone();
+        if probes.allocator != Allocator::Untraced {
+            anonymous_sites.push(Site::Allocator);
+        }
+        let in_use = [
+            (orders(anonymous), &anonymous_sites),
+            (orders(hugetlb), &clear_sites),
         ];
+        let unused = [(orders(offered), &clear_sites)];
+        let (now, later) = models.split_at(1);
 
         let mut keys: Vec<Key> = Vec::new();
-        for (clear_orders, allocator_orders) in tiers {
-            for &model in &models {
-                let sites = probes.clears.iter().filter_map(|probe| probe.clear);
-                let clears = sites.flat_map(|clear| {
-                    clear_orders.iter().map(move |&order| Key {
-                        site: clear.site,
-                        order,
-                        model,
-                    })
-                });
-                let allocator = allocator_orders
-                    .iter()
-                    .filter(|_| probes.allocator != Allocator::Untraced)
-                    .map(|&order| Key {
-                        site: Site::Allocator,
-                        order,
-                        model,
-                    });
-                for key in clears.chain(allocator) {
-                    if !keys.contains(&key) {
-                        keys.push(key);
+        for (models, sizes) in [
+            (now, &in_use[..]),
+            (later, &in_use),
+            (now, &unused),
+            (later, &unused),
+        ] {
+            for &model in models {
+                for (orders, sites) in sizes {
+                    for &order in orders {
+                        for &site in *sites {
+                            let key = Key { site, order, model };
+                            if !keys.contains(&key) {
+                                keys.push(key);
+                            }
+                        }
                     }
                 }
             }
@@ -183,10 +185,10 @@ mod tests {
     }
 
     #[test]
-    fn memory_stays_within_the_limit_for_any_number_of_cpus() {
+    fn memory_stays_within_the_limit_up_to_thousands_of_cpus() {
         for name in NAMES {
             let mut facts = facts(name);
-            for cpus in [1, 2, 64, 512, 1024, 2048] {
+            for cpus in [1, 2, 64, 512, 1024, 2048, 4096, 6800] {
                 facts.cpu.possible = Some(cpus);
                 let layout = layout(&facts);
                 let bytes = layout.memory_bytes();
@@ -194,7 +196,7 @@ mod tests {
                     bytes <= MEMORY_LIMIT_BYTES,
                     "{name}, {cpus} CPUs: {bytes} bytes"
                 );
-                assert!(!layout.keys.is_empty());
+                assert!(cpus > 2048 || !layout.keys.is_empty());
             }
         }
     }
@@ -203,14 +205,16 @@ mod tests {
     fn the_sizes_in_use_under_the_model_in_force_come_first() {
         let mut facts = facts("6.18");
         facts.cpu.possible = Some(1024);
+        facts.init_on_alloc.on = Some(true);
         let layout = layout(&facts);
-        let first: Vec<(u32, PreemptModel)> = layout
+        let first: Vec<(Site, u32)> = layout
             .keys
             .iter()
-            .take(2)
-            .map(|key| (key.order, key.model))
+            .take_while(|key| key.model == facts.preempt.model)
+            .map(|key| (key.site, key.order))
             .collect();
-        assert_eq!(first, [(9, facts.preempt.model), (18, facts.preempt.model)]);
+        let clear = Site::FolioZeroUser;
+        assert_eq!(first, [(clear, 9), (Site::Allocator, 9), (clear, 18)]);
         assert!(layout.without_block > 0);
     }
 

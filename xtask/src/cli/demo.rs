@@ -35,12 +35,12 @@ hugeclear-trace workload hugetlb --page-size 1G --size 1G --cpu 1 >/dev/null";
 const APPEND: &str = "init_on_alloc=0 hugepagesz=1G hugepages=1";
 
 const MEANING: &str = "
-What it means: one row per CPU, site (the kernel function that cleared), page size and preemption
-model, and below the rows of all CPUs. `count` clears took `mean` with a sample standard deviation
-of `stddev`; half took no longer than `p50`, 99 % no longer than `p99` (within 1.6 %). GB/s is 1e9
-bytes per second of summed wall time. The workload caused 64 + 32 THP faults and one hugetlb fault
-of 1 GiB, so 97 clears must be there. The durations are those of an emulator: real hardware clears
-2 MiB in 100 to 500 microseconds.";
+What it means: one row per CPU, site (the kernel function that cleared), page size and preemption model,
+and below the rows of all CPUs. `count` clears took `mean` with a sample standard deviation of `stddev`;
+half took no longer than `p50`, 99 % no longer than `p99` (within 1.6 %). GB/s is 1e9 bytes per second of
+summed wall time; `preempted` is the part of that in which the thread had to wait for a CPU, and the last
+column the rate in the rest. The workload caused 64 + 32 THP faults and one hugetlb fault of 1 GiB, so 97
+clears must be there. The durations are those of an emulator.";
 
 #[expect(clippy::print_stdout, reason = "the table is what the task is for")]
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
@@ -71,10 +71,12 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     Ok(())
 }
 
+/// What stands before and behind the table in README.md.
+const BEGIN: &str = "<!-- made by `cargo xtask demo --readme` -->\n";
+const END: &str = "<!-- end -->";
+
 /// Puts `table` between the markers of README.md.
 fn write_readme(table: &str) -> Result<()> {
-    const BEGIN: &str = "<!-- made by `cargo xtask demo --readme` -->\n";
-    const END: &str = "<!-- end -->";
     let path = xtask::workspace().join("README.md");
     let readme = fs::read_to_string(&path).context("reading README.md")?;
     let (head, rest) = readme
@@ -99,4 +101,26 @@ fn can_be_traced(binary: &Path) -> Result<bool> {
             .as_array()
             .is_some_and(|candidates| !candidates.is_empty());
     Ok(diagnosis["obstacle"].is_null() || lacks_only_privileges)
+}
+
+#[cfg(test)]
+mod tests {
+    /// A README without a real run would promise what nobody has seen.
+    #[test]
+    fn the_readme_shows_a_run() {
+        let readme = std::fs::read_to_string(xtask::workspace().join("README.md")).unwrap();
+        let (_, rest) = readme.split_once(super::BEGIN).unwrap();
+        let (block, _) = rest.split_once(super::END).unwrap();
+        for part in [
+            "kernel ",
+            "traced: folio_zero_user",
+            "GB/s",
+            "lost: nothing",
+        ] {
+            assert!(
+                block.contains(part),
+                "no `{part}`: run `cargo xtask demo --readme`"
+            );
+        }
+    }
 }
