@@ -2,10 +2,7 @@
 
 use std::{num::NonZeroUsize, time::Instant};
 
-use nix::{
-    sched::{CpuSet, sched_getaffinity, sched_setaffinity},
-    unistd::Pid,
-};
+use nix::errno::Errno;
 
 use super::{
     Error, Kind, Plan,
@@ -33,7 +30,7 @@ pub fn run(plan: &Plan) -> Result<Report, Error> {
 
 fn all_runs(plan: &Plan, signals: &Signals) -> Result<Report, Error> {
     check_pool(plan)?;
-    let _pinned = plan.cpu.map(Pinned::to).transpose()?;
+    plan.cpu.map(pin_to).transpose()?;
     let from = HugePages::of(plan);
     let timer_overhead_ns = timer_overhead_ns();
     let mut buffer = Mapping::plain(length(plan.latency_bytes())?)?;
@@ -126,42 +123,26 @@ fn check_pool(plan: &Plan) -> Result<(), Error> {
     Ok(())
 }
 
-/// This thread on one CPU; where it was allowed before is restored on drop.
-#[derive(Debug)]
-struct Pinned {
-    before: CpuSet,
-}
-
-impl Pinned {
-    fn to(cpu: u32) -> Result<Self, Error> {
-        let failed = |call, hint| {
-            move |error| Error::SystemCall {
-                call,
-                what: format!("CPU {cpu}"),
-                error,
-                hint,
-            }
-        };
-        let this_thread = Pid::from_raw(0);
-        let before = sched_getaffinity(this_thread).map_err(failed("sched_getaffinity", ""))?;
-        let mut only = CpuSet::new();
-        let set = |error| {
-            failed(
-                "sched_setaffinity",
-                "; is it outside this process's cpuset?",
-            )(error)
-        };
-        only.set(cpu as usize).map_err(set)?;
-        sched_setaffinity(this_thread, &only).map_err(set)?;
-        Ok(Self { before })
-    }
-}
-
-impl Drop for Pinned {
-    fn drop(&mut self) {
-        // Without effect on what was measured; the kernel accepted this very mask before.
-        let _ = sched_setaffinity(Pid::from_raw(0), &self.before);
-    }
+/// Pins this thread to `cpu` for the rest of its life.
+///
+/// By libc: `nix::sched::CpuSet` ends at CPU 1023, and with more possible CPUs the kernel refuses to
+/// fill one.
+fn pin_to(cpu: u32) -> Result<(), Error> {
+    const WORD_BITS: usize = u64::BITS as usize;
+    let cpu_index = cpu as usize;
+    let mut mask = vec![0_u64; cpu_index / WORD_BITS + 1];
+    mask[cpu_index / WORD_BITS] = 1 << (cpu_index % WORD_BITS);
+    let bytes = size_of_val(&mask[..]);
+    // SAFETY: the mask is valid for reads of `bytes`.
+    let result = unsafe { libc::sched_setaffinity(0, bytes, mask.as_ptr().cast()) };
+    Errno::result(result)
+        .map(drop)
+        .map_err(|error| Error::SystemCall {
+            call: "sched_setaffinity",
+            what: format!("CPU {cpu}"),
+            error,
+            hint: "; is it outside this process's cpuset?",
+        })
 }
 
 /// What reading the clock twice costs, ns: the least of many pairs. It is inside every latency.
