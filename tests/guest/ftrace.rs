@@ -4,7 +4,10 @@ use std::{fs, path::Path};
 
 use anyhow::{Context as _, Result, ensure};
 
-use crate::{Expected, trace::trace_workload};
+use crate::{
+    Expected,
+    trace::{huge_pages_on_request, trace_workload},
+};
 
 const TRACEFS: &str = "/sys/kernel/tracing";
 
@@ -21,11 +24,7 @@ pub(crate) fn run(expected: &Expected, method: &str) -> Result<()> {
     let set = |file: &str, value: &str| {
         fs::write(Path::new(TRACEFS).join(file), value).with_context(|| format!("{file} = {value}"))
     };
-    // With `always`, ftrace would also see the huge pages of the tracer, which leaves itself out.
-    if !expected.no_thp {
-        let setting = "/sys/kernel/mm/transparent_hugepage/enabled";
-        fs::write(setting, "madvise").context(setting)?;
-    }
+    huge_pages_on_request(expected)?;
     set("trace_clock", "mono")?;
     set("set_ftrace_filter", &expected.site)?;
     set("max_graph_depth", "1")?;

@@ -18,7 +18,7 @@ use serde_json::Value;
 
 use crate::{
     Expected,
-    trace::{parse_lines, trace_workload},
+    trace::{huge_pages_on_request, parse_lines, trace_workload},
 };
 
 /// SIGKILL last: the one that the tracer does not see.
@@ -33,11 +33,7 @@ const SIGNALS: [Signal; 4] = [
 const PATIENCE: Duration = Duration::from_secs(20);
 
 pub(crate) fn run(expected: &Expected) -> Result<()> {
-    // With `always`, each tracer would see the huge pages of the other.
-    if !expected.no_thp {
-        let setting = "/sys/kernel/mm/transparent_hugepage/enabled";
-        fs::write(setting, "madvise").context(setting)?;
-    }
+    huge_pages_on_request(expected)?;
     let before = Left::now()?;
     for (method, signals) in [("fentry", &SIGNALS[..]), ("kprobe", &SIGNALS[2..])] {
         for &signal in signals {

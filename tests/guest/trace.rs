@@ -1,9 +1,11 @@
 //! Runs hugeclear-trace and reads what it says.
 
-use std::process::Command;
+use std::{fs, process::Command};
 
 use anyhow::{Context as _, Result, ensure};
 use serde_json::Value;
+
+use crate::Expected;
 
 /// Bytes in 2 MiB.
 pub(crate) const MIB2: u64 = 2 << 20;
@@ -17,6 +19,16 @@ pub(crate) struct Traced {
     pub(crate) windows: Vec<Value>,
     /// What the workload reported, run by run.
     pub(crate) workloads: Vec<Value>,
+}
+
+/// Lets only memory that asks for it have huge pages. With `always`, a tracer has some itself: it leaves
+/// them out, but ftrace and other tracers see them.
+pub(crate) fn huge_pages_on_request(expected: &Expected) -> Result<()> {
+    if expected.no_thp {
+        return Ok(());
+    }
+    let setting = "/sys/kernel/mm/transparent_hugepage/enabled";
+    fs::write(setting, "madvise").context(setting)
 }
 
 /// Traces `command` with `options` and `--json`.

@@ -5,7 +5,10 @@ use std::{ffi::OsString, path::PathBuf, time::Duration};
 use clap::{Args, CommandFactory as _, Parser, Subcommand, error::ErrorKind};
 
 use crate::{
-    probes::select::{AllocatorMode, Method},
+    probes::{
+        config::Filter,
+        select::{AllocatorMode, Method},
+    },
     units, workload,
 };
 
@@ -116,6 +119,19 @@ pub struct TraceArgs {
     /// Trace the machine while this command runs. Its stdout goes to stderr, unless -o is given
     #[arg(last = true, value_name = "COMMAND")]
     pub command: Vec<OsString>,
+}
+
+impl TraceArgs {
+    /// The clears that are asked for.
+    #[must_use]
+    pub fn filter(&self) -> Filter {
+        Filter {
+            tgid: self.pid,
+            comm: self.comm.clone(),
+            min_bytes: self.min_size,
+            max_bytes: self.max_size,
+        }
+    }
 }
 
 /// Ends the process as clap does on bad usage, with status 2.

@@ -2,6 +2,8 @@
 
 pub mod args;
 pub mod doctor;
+mod output;
+mod session;
 pub mod trace;
 pub mod workload;
 

@@ -1,14 +1,10 @@
 //! The live trace.
 
 use std::{
-    fs::File,
-    io::{self, Write},
-    os::{
-        fd::{AsFd as _, OwnedFd},
-        unix::process::ExitStatusExt as _,
-    },
+    io::{self, Write as _},
+    os::unix::process::ExitStatusExt as _,
     path::Path,
-    process::{ExitCode, ExitStatus, Stdio},
+    process::{ExitCode, ExitStatus},
     time::Duration,
 };
 
@@ -17,7 +13,6 @@ use aya_log::EbpfLogger;
 use log::{LevelFilter, Log};
 use nix::{
     sys::signal::{Signal, kill},
-    time::{ClockId, clock_gettime},
     unistd::Pid,
 };
 use tokio::{
@@ -27,19 +22,18 @@ use tokio::{
     time::{Instant, MissedTickBehavior, interval_at, sleep_until, timeout},
 };
 
-use super::args::{self, TraceArgs};
+use super::{
+    args::{self, TraceArgs},
+    output::Output,
+    session::{Session, now_ns},
+};
 use crate::{
-    facts::{Facts, HugeFaults},
-    notes::{self, Note, Seen},
+    facts::Facts,
     probes::{
-        config::Filter,
-        reader::Reading,
-        select::{self, AllocatorReach, Wanted},
+        select::{self, Wanted},
         tracer::Tracer,
     },
-    report::{self, Kind, Report, Summary},
-    term::{self, Refresh},
-    window::{Grouping, Losses, Snapshot, Terms, rows},
+    term,
 };
 
 /// How often the live table is renewed.
@@ -84,7 +78,7 @@ async fn trace(args: &TraceArgs) -> Result<ExitCode> {
         allocator: args.allocator,
     };
     let set = select::select(&facts, &wanted);
-    let mut tracer = Tracer::attach(&facts, &set, &filter(args), args.verbose > 0)?;
+    let mut tracer = Tracer::attach(&facts, &set, &args.filter(), args.verbose > 0)?;
     for refusal in &tracer.refusals {
         log::info!("refused: {refusal}");
     }
@@ -202,205 +196,6 @@ enum End {
     Unwritable,
 }
 
-fn filter(args: &TraceArgs) -> Filter {
-    Filter {
-        tgid: args.pid,
-        comm: args.comm.clone(),
-        min_bytes: args.min_size,
-        max_bytes: args.max_size,
-    }
-}
-
-/// The state from which reports are made.
-struct Session<'a> {
-    facts: &'a Facts,
-    summary: Summary,
-    probes: Vec<crate::probes::tracer::AttachedProbe>,
-    notes: Vec<Note>,
-    grouping: Grouping,
-    terms: Terms,
-    filtered: bool,
-    allocator: AllocatorReach,
-    start_ns: u64,
-    /// Huge-page faults of the machine before the start, as the kernel counts them.
-    faults_before: Option<HugeFaults>,
-    /// Start of the current window, and what had been recorded until then.
-    window_start_ns: u64,
-    window_base: Snapshot,
-}
-
-impl<'a> Session<'a> {
-    fn new(facts: &'a Facts, tracer: &Tracer, args: &TraceArgs) -> Self {
-        let start_ns = now_ns();
-        Self {
-            facts,
-            summary: Summary::new(facts),
-            probes: tracer.probes.clone(),
-            notes: [notes::of_machine(facts), tracer.notes.clone()].concat(),
-            grouping: if args.per_cpu {
-                Grouping::PerCpu
-            } else {
-                Grouping::Machine
-            },
-            terms: Terms {
-                base_page_bytes: facts.page_size_bytes,
-                derived: tracer
-                    .probes
-                    .iter()
-                    .filter(|probe| probe.derived)
-                    .filter_map(|probe| probe.site)
-                    .collect(),
-                counts_waiting: facts.btf.offsets.task_run_delay.is_some(),
-            },
-            filtered: filter(args) != Filter::default(),
-            allocator: tracer.allocator_reach,
-            start_ns,
-            faults_before: huge_faults(facts),
-            window_start_ns: start_ns,
-            window_base: Snapshot::default(),
-        }
-    }
-
-    /// The report of what was recorded since the last window, or the start.
-    fn window(&mut self, reading: &Reading) -> Report {
-        let difference = reading.snapshot.since(&self.window_base);
-        let end_ns = now_ns();
-        let report = self.report(
-            Kind::Window,
-            &difference,
-            reading.losses,
-            (self.window_start_ns, end_ns),
-        );
-        self.window_start_ns = end_ns;
-        self.window_base = reading.snapshot.clone();
-        report
-    }
-
-    /// The report of all that was recorded.
-    fn total(&self, reading: &Reading, end_ns: u64) -> Report {
-        self.report(
-            Kind::Total,
-            &reading.snapshot,
-            reading.losses,
-            (self.start_ns, end_ns),
-        )
-    }
-
-    fn report(
-        &self,
-        kind: Kind,
-        snapshot: &Snapshot,
-        losses: Losses,
-        (start_ns, end_ns): (u64, u64),
-    ) -> Report {
-        let group = |grouping| rows(snapshot, grouping, &self.terms);
-        let mut notes = self.notes.clone();
-        if kind == Kind::Total {
-            let faults = self.faults_before.zip(huge_faults(self.facts));
-            let seen = Seen {
-                clears: snapshot.count(),
-                faults: faults
-                    .map(|(before, after)| after.since(before))
-                    .unwrap_or_default(),
-                own_clears: losses.own_process,
-                filtered: self.filtered,
-                allocator: self.allocator,
-            };
-            notes.extend(notes::of_unseen(self.facts, &seen));
-        }
-        Report {
-            kind,
-            start_ns,
-            end_ns,
-            facts: self.summary.clone(),
-            probes: self.probes.clone(),
-            rows: group(self.grouping),
-            totals: match self.grouping {
-                Grouping::Machine => Vec::new(),
-                Grouping::PerCpu => group(Grouping::Machine),
-            },
-            losses,
-            notes,
-        }
-    }
-}
-
-fn huge_faults(facts: &Facts) -> Option<HugeFaults> {
-    let pmd_bytes = facts.thp.as_ref().and_then(|thp| thp.pmd_size_bytes);
-    HugeFaults::read(Path::new("/"), pmd_bytes)
-}
-
-/// Where reports go, and in what form.
-struct Output {
-    to: Box<dyn Write>,
-    /// What it is, for messages.
-    name: String,
-    is_file: bool,
-    json: bool,
-    /// Whether a table is renewed in place until the end.
-    refreshes: bool,
-    refresh: Refresh,
-}
-
-impl Output {
-    fn open(args: &TraceArgs) -> Result<Self> {
-        let to: Box<dyn Write> = match &args.output {
-            Some(path) => Box::new(
-                File::create(path).with_context(|| format!("cannot write `{}`", path.display()))?,
-            ),
-            None => Box::new(io::stdout()),
-        };
-        let is_file = args.output.is_some();
-        // A table that is renewed in place would wipe out what a command prints to the same terminal.
-        let is_shared = !args.command.is_empty() && term::stderr_is_terminal();
-        let refreshes = !is_file
-            && !args.json
-            && args.interval.is_none()
-            && !is_shared
-            && term::stdout_is_terminal();
-        Ok(Self {
-            to,
-            name: args.output.as_ref().map_or_else(
-                || "to stdout".to_owned(),
-                |path| format!("`{}`", path.display()),
-            ),
-            is_file,
-            json: args.json,
-            refreshes,
-            refresh: Refresh::default(),
-        })
-    }
-
-    /// Stdout of the traced command: ours carries only our data.
-    fn for_command(&self) -> Result<Stdio> {
-        if self.is_file {
-            return Ok(Stdio::inherit());
-        }
-        let stderr: OwnedFd = io::stderr()
-            .as_fd()
-            .try_clone_to_owned()
-            .context("cannot duplicate stderr")?;
-        Ok(stderr.into())
-    }
-
-    /// Renews the table on the terminal.
-    fn refresh(&mut self, report: &Report) -> io::Result<()> {
-        self.refresh.show(&mut self.to, &report::table(report))
-    }
-
-    /// Prints a report to stay.
-    fn print(&mut self, report: &Report) -> io::Result<()> {
-        self.refresh.clear(&mut self.to)?;
-        let text = if self.json {
-            report::json(report)
-        } else {
-            report::table(report)
-        };
-        self.to.write_all(text.as_bytes())?;
-        self.to.flush()
-    }
-}
-
 /// The end of the command; never, without one.
 async fn finished(command: &mut Option<Child>) -> Result<ExitStatus> {
     match command {
@@ -453,14 +248,4 @@ async fn flush(log: &mut Option<KernelLog>) {
         ready.get_inner_mut().flush();
         ready.clear_ready();
     }
-}
-
-/// CLOCK_MONOTONIC, in ns: the clock of `bpf_ktime_get_ns`.
-fn now_ns() -> u64 {
-    clock_gettime(ClockId::CLOCK_MONOTONIC).map_or(0, |time| {
-        Duration::from(time)
-            .as_nanos()
-            .try_into()
-            .unwrap_or(u64::MAX)
-    })
 }
