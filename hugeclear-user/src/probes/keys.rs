@@ -9,7 +9,10 @@ use hugeclear_ebpf::{
 };
 
 use super::select::{self, Allocator, ProbeSet};
-use crate::facts::{Facts, PreemptModel};
+use crate::{
+    facts::{Facts, PreemptModel},
+    notes::Note,
+};
 
 /// Memory that all maps together may take, in bytes; it can be kept up to 6,800 possible CPUs.
 pub const MEMORY_LIMIT_BYTES: u64 = 64 << 20;
@@ -133,6 +136,23 @@ impl Layout {
         let of_cpu = u64::from(self.blocks()) * size_of::<Block>() as u64
             + u64::from(Pair::COUNT) * size_of::<Slot>() as u64;
         FIXED_BYTES + u64::from(self.cpus) * of_cpu
+    }
+
+    /// That some keys share a block, if so.
+    #[must_use]
+    pub fn note(&self) -> Option<Note> {
+        (self.without_block > 0).then(|| {
+            Note::new(
+                "keys_without_block",
+                format!(
+                    "{} combinations of site, page size and preemption model share one row, to keep \
+                     the maps within {} MiB on {} possible CPUs",
+                    self.without_block,
+                    MEMORY_LIMIT_BYTES >> 20,
+                    self.cpus
+                ),
+            )
+        })
     }
 
     /// The table that the kernel side looks blocks up in, with clears of `selected` orders only.

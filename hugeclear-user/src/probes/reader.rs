@@ -60,7 +60,6 @@ impl Reader {
 
     /// Reads everything. `pairs`: those that are attached, each with the skipped runs of its programs.
     pub(super) fn read(&mut self, pairs: &[(Pair, Option<u64>)]) -> Reading {
-        // The slots before the blocks: a clear that ends in between is then recorded, not missing.
         let counts: Vec<PairCounts> = pairs
             .iter()
             .map(|&(pair, programs_skipped)| match pair.clears() {

@@ -12,14 +12,13 @@ use serde::{Deserialize, Serialize};
 use super::{
     attach::{self, Attachment},
     config::{self, Filter},
-    keys::{self, Layout},
+    keys::Layout,
     reader::{Reader, Reading},
     select::{Allocator, AllocatorReach, Method, Probe, ProbeSet, Refusal},
 };
 use crate::{
     facts::{Facts, PreemptModel, kernel_memory::KernelMemory},
     notes::Note,
-    window::Losses,
 };
 
 /// How one function came to be traced.
@@ -123,20 +122,22 @@ impl Tracer {
             .and_then(Result::ok);
         let layout = Layout::new(facts, set);
 
-        let mut model_from = config::model_from(facts, set);
-        let (mut ebpf, preempt_switch) = loop {
+        let load = |model_from| {
             let config = config::config(facts, set, filter, &layout, model_from);
-            let mut ebpf = config::load(&config, &layout, filter, facts.page_size_bytes, verbose)
-                .map_err(|error| TraceError::Load(format!("{error:#}")))?;
-            if model_from != ModelFrom::Watched {
-                break (ebpf, None);
-            }
-            match watch_preempt_model(&mut ebpf, btf.as_ref(), facts, set, &mut refusals)? {
-                Some(attachment) => break (ebpf, Some(attachment)),
-                // The configuration is frozen at load.
-                None => model_from = ModelFrom::EachClear,
-            }
+            config::load(&config, &layout, filter, facts.page_size_bytes, verbose)
+                .map_err(|error| TraceError::Load(format!("{error:#}")))
         };
+        let model_from = config::model_from(facts, set);
+        let mut ebpf = load(model_from)?;
+        let mut preempt_switch = None;
+        if model_from == ModelFrom::Watched {
+            preempt_switch =
+                watch_preempt_model(&mut ebpf, btf.as_ref(), facts, set, &mut refusals)?;
+            if preempt_switch.is_none() {
+                // The configuration is frozen at load.
+                ebpf = load(ModelFrom::EachClear)?;
+            }
+        }
 
         let mut attachments = Vec::new();
         let mut probes = Vec::new();
@@ -184,19 +185,7 @@ impl Tracer {
             notes.retain(|note| !["zeroed_twice", "allocator_derived"].contains(&&*note.code));
         }
         notes.extend(notes_of_refusal);
-        if layout.without_block > 0 {
-            notes.push(Note::new(
-                "keys_without_block",
-                format!(
-                    "{} combinations of site, page size and preemption model share one row, to keep \
-                     the maps within {} MiB on {} possible CPUs",
-                    layout.without_block,
-                    keys::MEMORY_LIMIT_BYTES >> 20,
-                    layout.cpus
-                ),
-            ));
-        }
-
+        notes.extend(layout.note());
         let mut reader = Reader::new(&mut ebpf, layout)
             .map_err(|error| TraceError::Load(format!("{error:#}")))?;
         reader.forgive_earlier_calls();
@@ -221,13 +210,16 @@ impl Tracer {
     /// What has been recorded so far, and what has not.
     pub fn read(&mut self) -> Reading {
         let pairs = self.skipped();
-        let reading = self.reader.read(&pairs);
-        // A clear that runs while the probes are attached is not lost.
-        let losses = Losses {
-            open_at_detach: 0,
-            ..reading.losses
-        };
-        Reading { losses, ..reading }
+        let mut reading = self.reader.read(&pairs);
+        // A clear that runs while the probes are attached is not lost, and one that moved while it was
+        // looked for may seem to be: it will not twice.
+        reading.losses.open_at_detach = 0;
+        if reading.losses.entries_without_exit > 0 {
+            let again = self.reader.read(&pairs).losses.entries_without_exit;
+            let seen = &mut reading.losses.entries_without_exit;
+            *seen = again.min(*seen);
+        }
+        reading
     }
 
     /// Detaches all probes and reads what they recorded.
