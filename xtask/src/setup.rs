@@ -4,7 +4,7 @@
 //! earlier ones install: the linker must be built with the LLVM of the compiler.
 
 use std::{
-    env, fmt,
+    env, fmt, iter,
     path::Path,
     process::{Command, Stdio},
 };
@@ -202,10 +202,12 @@ fn perform(steps: &[Step]) -> Result<()> {
     Ok(())
 }
 
-/// What to tell a person whom we cannot serve.
+/// What to tell a person whom we cannot serve: `steps` hold one for root.
 fn by_hand(steps: &[Step]) -> String {
-    let commands: String = steps
-        .iter()
+    // A fresh machine has no lists of packages yet.
+    let update = apt(&["update"]);
+    let commands: String = iter::once(&update)
+        .chain(steps)
         .map(|step| {
             let sudo = if step.as_root { "sudo " } else { "" };
             format!("\n    {sudo}{step}")
@@ -252,7 +254,8 @@ mod tests {
         ];
         let text = by_hand(&steps);
         assert!(text.contains(
-            "\n    sudo DEBIAN_FRONTEND=noninteractive apt-get -qq install --yes \
+            "\n    sudo DEBIAN_FRONTEND=noninteractive apt-get -qq update\
+             \n    sudo DEBIAN_FRONTEND=noninteractive apt-get -qq install --yes \
              --no-install-recommends qemu-system-x86 busybox-static"
         ));
         assert!(text.contains(
