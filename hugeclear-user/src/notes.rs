@@ -4,7 +4,11 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     facts::{Facts, HugeFaults, PreemptModel, ThpEnabled},
-    probes::select::AllocatorReach,
+    probes::{
+        select::{AllocatorReach, Method},
+        tracer::AttachedProbe,
+    },
+    window::Losses,
 };
 
 /// A remark about a result, shown with it and part of its JSON.
@@ -47,6 +51,34 @@ pub fn of_machine(facts: &Facts) -> Vec<Note> {
         ));
     }
     notes
+}
+
+/// What to do about losses that the other method would not have.
+#[must_use]
+pub fn of_losses(losses: &Losses, probes: &[AttachedProbe]) -> Option<Note> {
+    let skipped = losses.programs_skipped.unwrap_or(0);
+    let by = |method: Method| {
+        probes
+            .iter()
+            .any(|probe| probe.method == method.to_string())
+    };
+    if skipped > 0 && by(Method::Fentry) {
+        return Some(Note::new(
+            "programs_skipped",
+            format!(
+                "the kernel skipped {skipped} runs of fentry programs, because one was preempted on \
+                 that CPU in the middle of a run; --method kprobe costs more and cannot be preempted"
+            ),
+        ));
+    }
+    if losses.entries_without_exit > 0 && by(Method::Kprobe) {
+        return Some(Note::new(
+            "kretprobe_exhausted",
+            "a kretprobe can follow only so many calls at once, which may be why exits were missed; \
+             fentry has no such limit",
+        ));
+    }
+    None
 }
 
 /// What was seen of the machine during a trace.
@@ -112,7 +144,98 @@ pub fn of_unseen(facts: &Facts, seen: &Seen) -> Option<Note> {
             }
             Some(ThpEnabled::Always | ThpEnabled::Inherit) | None => "",
         };
-        format!("no huge page was faulted{why}")
+        format!("no huge page has been faulted in{why}")
     };
     Some(Note::new("no_clears", text))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::facts::recorded::facts;
+
+    const NOTHING: Seen = Seen {
+        clears: 0,
+        faults: HugeFaults { thp: 0, mthp: 0 },
+        own_clears: 0,
+        filtered: false,
+        allocator: AllocatorReach::Nothing,
+    };
+
+    fn text(facts: &Facts, seen: &Seen) -> String {
+        of_unseen(facts, seen).map_or_else(String::new, |note| note.text)
+    }
+
+    #[test]
+    fn silence_has_its_reason() {
+        let mut facts = facts("6.12");
+        facts.init_on_alloc.on = Some(false);
+        assert_eq!(text(&facts, &NOTHING), "no huge page has been faulted in");
+        facts.thp.as_mut().unwrap().enabled = Some(ThpEnabled::Never);
+        assert!(text(&facts, &NOTHING).contains("THP is off"));
+
+        let faults = HugeFaults { thp: 3, mthp: 0 };
+        let unexplained = Seen { faults, ..NOTHING };
+        assert!(text(&facts, &unexplained).contains("please report this kernel"));
+        let filtered = Seen {
+            filtered: true,
+            ..unexplained
+        };
+        assert!(text(&facts, &filtered).contains("no clear matched the filters"));
+        // The tracer's own faults are no news.
+        let own = Seen {
+            own_clears: 3,
+            ..unexplained
+        };
+        assert!(text(&facts, &own).contains("no huge page has been faulted in"));
+    }
+
+    #[test]
+    fn what_the_allocator_cleared_out_of_sight_is_told_even_beside_clears() {
+        let mut facts = facts("7.3");
+        facts.init_on_alloc.on = Some(true);
+        let seen = Seen {
+            clears: 5,
+            faults: HugeFaults { thp: 2, mthp: 7 },
+            allocator: AllocatorReach::Thp,
+            ..NOTHING
+        };
+        assert!(text(&facts, &seen).contains("7 mTHP faults"));
+        let every_size = Seen {
+            allocator: AllocatorReach::EverySize,
+            ..seen
+        };
+        assert_eq!(of_unseen(&facts, &every_size), None);
+    }
+
+    #[test]
+    fn losses_name_the_method_without_them() {
+        let probes = |method: Method| {
+            [AttachedProbe {
+                site: None,
+                function: String::new(),
+                method: method.to_string(),
+                derived: false,
+            }]
+        };
+        let code =
+            |losses: &Losses, method| of_losses(losses, &probes(method)).map(|note| note.code);
+        let skipped = Losses {
+            programs_skipped: Some(2),
+            ..Losses::default()
+        };
+        assert_eq!(
+            code(&skipped, Method::Fentry).as_deref(),
+            Some("programs_skipped")
+        );
+        let missed = Losses {
+            entries_without_exit: 2,
+            ..Losses::default()
+        };
+        assert_eq!(
+            code(&missed, Method::Kprobe).as_deref(),
+            Some("kretprobe_exhausted")
+        );
+        assert_eq!(code(&Losses::default(), Method::Fentry), None);
+    }
 }

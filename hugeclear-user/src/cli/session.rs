@@ -114,6 +114,7 @@ impl<'a> Session<'a> {
                 allocator: self.allocator,
             };
             notes.extend(notes::of_unseen(self.facts, &seen));
+            notes.extend(notes::of_losses(&losses, &self.probes));
         }
         Report {
             kind,
