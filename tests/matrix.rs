@@ -145,7 +145,11 @@ fn cells(entry: &Entry) -> Vec<Cell> {
 
     cells.push(Cell {
         icount: true,
-        ..cell("waiting", NO_INIT, checks("waiting", false, &[]))
+        ..cell(
+            "waiting",
+            &format!("{NO_INIT} {GIGANTIC}"),
+            checks("waiting", false, &[]),
+        )
     });
 
     let models: Vec<&str> = entry.preempt.iter().map(|model| model.name()).collect();

@@ -2,8 +2,8 @@
 
 use std::{
     fs,
-    io::Read as _,
-    process::{Child, Command, Stdio},
+    io::{BufRead as _, BufReader, Read as _},
+    process::{Child, ChildStderr, Command, Stdio},
     thread::{self, sleep},
     time::{Duration, Instant},
 };
@@ -100,26 +100,31 @@ impl Left {
     }
 }
 
-/// A tracer that has attached.
-fn start(method: &str) -> Result<Child> {
-    let before = Left::now()?;
-    let child = Command::new("hugeclear-trace")
-        .args(["--json", "--method", method])
+/// A tracer that has attached, and its stderr, to be kept open while it runs.
+struct Running {
+    child: Child,
+    _stderr: BufReader<ChildStderr>,
+}
+
+fn start(method: &str) -> Result<Running> {
+    let mut child = Command::new("hugeclear-trace")
+        .args(["-v", "--json", "--method", method])
         .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
         .spawn()?;
-    let deadline = Instant::now() + PATIENCE;
-    // It attaches the clear function last, and its probes show at once.
-    let settled = |now: &Left| match method {
-        "fentry" => now.traced_functions != before.traced_functions,
-        _ => now.kprobes.lines().count() >= before.kprobes.lines().count() + 2,
-    };
-    while !settled(&Left::now()?) {
-        ensure!(Instant::now() < deadline, "the tracer did not attach");
-        sleep(Duration::from_millis(50));
+    let mut stderr = BufReader::new(child.stderr.take().context("no stderr")?);
+    let mut line = String::new();
+    while !line.starts_with("attached: ") {
+        line.clear();
+        ensure!(
+            stderr.read_line(&mut line)? > 0,
+            "the tracer did not attach"
+        );
     }
-    // The entry is attached right after the exit.
-    sleep(Duration::from_secs(1));
-    Ok(child)
+    Ok(Running {
+        child,
+        _stderr: stderr,
+    })
 }
 
 fn signal(child: &Child, signal: Signal) -> Result<()> {
@@ -159,7 +164,7 @@ fn check_total(text: &str, expected: &Expected) -> Result<()> {
 }
 
 fn interrupted(expected: &Expected, method: &str, with: Signal) -> Result<()> {
-    let mut child = start(method)?;
+    let Running { mut child, _stderr } = start(method)?;
     cause_clears()?;
     signal(&child, with)?;
     let text = output(&mut child)?;
@@ -175,15 +180,9 @@ fn interrupted(expected: &Expected, method: &str, with: Signal) -> Result<()> {
 
 fn two_at_once(expected: &Expected) -> Result<()> {
     for method in ["fentry", "kprobe"] {
-        let mut first = start(method)?;
-        let mut second = Command::new("hugeclear-trace")
-            .args(["--json", "--method", method])
-            .stdout(Stdio::piped())
-            .spawn()?;
-        // The second shows no trace of its own in the lists; both are counted below.
-        sleep(Duration::from_secs(8));
+        let mut tracers = [start(method)?, start(method)?];
         cause_clears()?;
-        for child in [&mut first, &mut second] {
+        for Running { child, .. } in &mut tracers {
             signal(child, Signal::SIGINT)?;
             let text = output(child)?;
             ensure!(child.wait()?.success());

@@ -112,8 +112,8 @@ pub struct TraceArgs {
     /// Write to this file instead of stdout
     #[arg(short = 'o', long, value_name = "FILE")]
     pub output: Option<PathBuf>,
-    /// Say on stderr which probes were refused and why, and what the kernel side logs; -vv with the
-    /// verifier's log
+    /// Say on stderr which probes were refused and why, which are attached, and what the kernel side
+    /// logs; -vv with the verifier's log
     #[arg(short = 'v', long, action = clap::ArgAction::Count)]
     pub verbose: u8,
     /// Trace the machine while this command runs. Its stdout goes to stderr, unless -o is given

@@ -82,6 +82,9 @@ async fn trace(args: &TraceArgs) -> Result<ExitCode> {
     for refusal in &tracer.refusals {
         log::info!("refused: {refusal}");
     }
+    for probe in &tracer.probes {
+        log::info!("attached: {} by {}", probe.function, probe.method);
+    }
     let mut session = Session::new(&facts, &tracer, args);
     let mut log = (args.verbose > 0)
         .then(|| kernel_log(&mut tracer))
