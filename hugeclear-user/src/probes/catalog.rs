@@ -111,6 +111,14 @@ pub const ALLOCATIONS_OF_ANY_ORDER: &[Function] = &[
         versions: "5.19 to 6.9",
         ..ALLOCATOR
     },
+    Function {
+        name: "alloc_pages_vma",
+        size_from: SizeFrom::OrderArg2,
+        derived: true,
+        every_allocation: true,
+        versions: "until 5.18",
+        ..ALLOCATOR
+    },
 ];
 
 /// The allocator's own clearing: the first that exists. Inlined from 6.1 to 6.19.

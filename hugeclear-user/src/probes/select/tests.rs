@@ -103,6 +103,24 @@ fn exact_takes_the_clearing_itself_where_it_is_a_function() {
 }
 
 #[test]
+fn a_kprobe_is_not_put_where_interrupts_clear_too() {
+    for (name, function) in [
+        ("5.10", "alloc_pages_vma"),
+        ("7.3", "vma_alloc_folio_noprof"),
+    ] {
+        let mut facts = facts(name);
+        facts.init_on_alloc.on = Some(true);
+        let wanted = Wanted {
+            method: Some(Method::Kprobe),
+            allocator: AllocatorMode::Exact,
+        };
+        let set = select(&facts, &wanted);
+        assert_eq!(allocator_of(&set), function, "{name}");
+        assert!(refusals(&set).contains("interrupts call it too"), "{name}");
+    }
+}
+
+#[test]
 fn the_switch_of_the_model_is_watched_where_there_is_one() {
     for name in NAMES {
         let watched = select_auto(&facts(name)).preempt_switch.is_some();
