@@ -3,7 +3,7 @@
 //! `cargo xtask test` runs two guests at a time. Those that compare durations have a clock that counts
 //! instructions, which a busy host does not disturb.
 
-use std::{path::Path, process::ExitCode, time::Duration};
+use std::{iter::repeat, path::Path, process::ExitCode, time::Duration};
 
 use anyhow::{Result, bail};
 use libtest_mimic::{Arguments, Failed, Trial};
@@ -31,7 +31,11 @@ fn main() -> Result<ExitCode> {
     };
     let trials = resolved
         .iter()
-        .flat_map(|kernel| trials(kernel, base.as_ref()))
+        .enumerate()
+        .flat_map(|(index, kernel)| {
+            let is_first_or_last = index == 0 || index + 1 == resolved.len();
+            trials(kernel, base.as_ref(), is_first_or_last)
+        })
         .collect();
     Ok(libtest_mimic::run(&arguments, trials).exit_code())
 }
@@ -45,9 +49,9 @@ struct Cell {
     checks: Vec<String>,
 }
 
-fn trials(resolved: &Resolved, base: Option<&Base>) -> Vec<Trial> {
+fn trials(resolved: &Resolved, base: Option<&Base>, is_first_or_last: bool) -> Vec<Trial> {
     let Resolved { entry, kernel } = resolved;
-    cells(entry)
+    cells(entry, is_first_or_last)
         .into_iter()
         .map(|cell| {
             let name = format!("{}::{}", entry.name, cell.name);
@@ -70,7 +74,7 @@ fn failed(error: anyhow::Error) -> Failed {
     format!("{error:#}").into()
 }
 
-fn cells(entry: &Entry) -> Vec<Cell> {
+fn cells(entry: &Entry, is_first_or_last: bool) -> Vec<Cell> {
     let expected = |init_on_alloc: bool| -> Vec<String> {
         let mut expected = vec!["--site".to_owned(), entry.site.clone()];
         let flags = [
@@ -104,11 +108,17 @@ fn cells(entry: &Entry) -> Vec<Cell> {
     const NO_INIT: &str = "init_on_alloc=0";
     // A 1 GiB page can be had for sure only at boot.
     const GIGANTIC: &str = "hugepagesz=1G hugepages=1 hugepagesz=2M hugepages=0";
+    // What filters do depends on the kernel in nothing but the way that it is probed.
+    let filters: &[&str] = if is_first_or_last {
+        &["--filters"]
+    } else {
+        &[]
+    };
     let mut cells = vec![
         cell(
             "counts",
             &format!("{NO_INIT} {GIGANTIC}"),
-            checks("counts", false, &[]),
+            checks("counts", false, filters),
         ),
         cell(
             "counts_init_on_alloc",
@@ -137,25 +147,20 @@ fn cells(entry: &Entry) -> Vec<Cell> {
     cells.push(Cell {
         icount: true,
         ..cell(
-            "ftrace",
-            NO_INIT,
-            checks("ftrace", false, &["--method", method]),
-        )
-    });
-
-    cells.push(Cell {
-        icount: true,
-        ..cell(
-            "waiting",
+            "durations",
             &format!("{NO_INIT} {GIGANTIC}"),
-            checks("waiting", false, &[]),
+            checks("durations", false, &["--method", method]),
         )
     });
 
     let models: Vec<&str> = entry.preempt.iter().map(|model| model.name()).collect();
-    for model in &models {
-        let switch = models.join(",");
-        let checks = checks("models", false, &["--model", model, "--switch", &switch]);
+    let switch = models.join(",");
+    for (model, methods) in models
+        .iter()
+        .zip(["fentry,kprobe"].into_iter().chain(repeat("fentry")))
+    {
+        let models = ["--model", model, "--switch", &switch, "--methods", methods];
+        let checks = checks("models", false, &models);
         cells.push(cell(
             &format!("preempt_{model}"),
             &format!("{NO_INIT} preempt={model}"),
@@ -163,8 +168,12 @@ fn cells(entry: &Entry) -> Vec<Cell> {
         ));
     }
     if models.is_empty() {
-        let checks = checks("models", false, &["--model", "none-or-voluntary"]);
-        cells.push(cell("preempt_fixed", NO_INIT, checks));
+        let models = ["--model", "none-or-voluntary", "--methods", "fentry,kprobe"];
+        cells.push(cell(
+            "preempt_fixed",
+            NO_INIT,
+            checks("models", false, &models),
+        ));
     }
     cells
 }

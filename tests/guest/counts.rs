@@ -47,7 +47,6 @@ pub(crate) fn run(expected: &Expected) -> Result<()> {
     }
     if !expected.init_on_alloc {
         nothing()?;
-        filters(expected)?;
     } else if !expected.no_thp {
         exact_allocator(expected)?;
     }
@@ -196,7 +195,7 @@ fn nothing() -> Result<()> {
 }
 
 /// Filters leave out what they should, and lose nothing.
-fn filters(expected: &Expected) -> Result<()> {
+pub(crate) fn filters(expected: &Expected) -> Result<()> {
     let workload = [
         "hugetlb",
         "--page-size",

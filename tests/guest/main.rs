@@ -36,9 +36,16 @@ struct Arguments {
 #[derive(Debug, Subcommand)]
 enum Scenario {
     /// Clears are counted exactly, by both methods, at the right site.
-    Counts(Expected),
-    /// Durations agree with ftrace's function_graph.
-    Ftrace {
+    Counts {
+        #[command(flatten)]
+        expected: Expected,
+        /// Also try every filter.
+        #[arg(long)]
+        filters: bool,
+    },
+    /// Durations agree with ftrace's function_graph, and waiting for a CPU inside a clear is told apart
+    /// from running.
+    Durations {
         #[command(flatten)]
         expected: Expected,
         /// Way to attach.
@@ -55,6 +62,9 @@ enum Scenario {
         /// The models that can be switched to.
         #[arg(long, value_delimiter = ',')]
         switch: Vec<String>,
+        /// Ways to attach.
+        #[arg(long, value_delimiter = ',')]
+        methods: Vec<String>,
     },
     /// Hundreds of possible CPUs: the maps stay small, the verifier agrees, the counts are exact.
     ManyCpus {
@@ -64,23 +74,31 @@ enum Scenario {
         #[arg(long)]
         cpus: u32,
     },
-    /// Waiting for a CPU inside a clear is told apart from running.
-    Waiting(Expected),
     /// Signals, exit statuses, and nothing left behind.
     Lifecycle(Expected),
 }
 
 fn main() -> Result<()> {
     match Arguments::parse().scenario {
-        Scenario::Counts(expected) => counts::run(&expected),
-        Scenario::Ftrace { expected, method } => ftrace::run(&expected, &method),
+        Scenario::Counts { expected, filters } => {
+            counts::run(&expected)?;
+            if filters {
+                counts::filters(&expected)
+            } else {
+                Ok(())
+            }
+        }
+        Scenario::Durations { expected, method } => {
+            ftrace::run(&expected, &method)?;
+            waiting::run(&expected)
+        }
         Scenario::Models {
             expected,
             model,
             switch,
-        } => models::run(&expected, &model, &switch),
+            methods,
+        } => models::run(&expected, &model, &switch, &methods),
         Scenario::ManyCpus { expected, cpus } => counts::many_cpus(&expected, cpus),
-        Scenario::Waiting(expected) => waiting::run(&expected),
         Scenario::Lifecycle(expected) => lifecycle::run(&expected),
     }
 }

@@ -9,7 +9,12 @@ use crate::{Expected, trace::trace};
 
 const SETTING: &str = "/sys/kernel/debug/sched/preempt";
 
-pub(crate) fn run(expected: &Expected, model: &str, switch: &[String]) -> Result<()> {
+pub(crate) fn run(
+    expected: &Expected,
+    model: &str,
+    switch: &[String],
+    methods: &[String],
+) -> Result<()> {
     let doctor = Command::new("hugeclear-trace")
         .args(["doctor", "--json"])
         .output()?;
@@ -24,7 +29,7 @@ pub(crate) fn run(expected: &Expected, model: &str, switch: &[String]) -> Result
     ensure!(reported == model, "expected {model}: {preempt}");
     ensure!(!is_rt || preempt["model"] == "rt", "{preempt}");
 
-    for method in ["fentry", "kprobe"] {
+    for method in methods {
         switched(expected, model, switch, method, is_rt).with_context(|| format!("by {method}"))?;
     }
     Ok(())
