@@ -25,6 +25,31 @@ const _: () = assert!(MAX_NS > 3_600_000_000_000, "an hour is in range");
 /// Number of buckets, [`UNDERFLOW`] and [`OVERFLOW`] included.
 pub const BUCKETS: usize = ((MAX_BITS - MIN_BITS) * SUB_BUCKETS) as usize + 2;
 
+/// log2 of the buckets that a coarse bucket takes together.
+const COARSE_BITS: u32 = 2;
+/// How many buckets a coarse bucket takes together: it is at most 1/8 of its lower bound wide, so its
+/// middle is within 1/16 (6.3 %) of every duration in it.
+pub const PER_COARSE: usize = 1 << COARSE_BITS;
+/// Number of coarse buckets.
+pub const COARSE_BUCKETS: usize = (BUCKETS - 2) / PER_COARSE + 2;
+
+/// The coarse bucket of what [`index`] says. Always below [`COARSE_BUCKETS`].
+#[must_use]
+#[inline(always)]
+pub const fn coarse(index: usize) -> usize {
+    // UNDERFLOW stays 0, OVERFLOW becomes the last; in between four make one.
+    (index + PER_COARSE - 1) >> COARSE_BITS
+}
+
+/// The first bucket in a coarse bucket.
+#[must_use]
+pub const fn first_of_coarse(coarse: usize) -> usize {
+    match coarse {
+        0 => UNDERFLOW,
+        coarse => (coarse - 1) * PER_COARSE + 1,
+    }
+}
+
 /// The bucket of a duration of `ns` nanoseconds. Always below [`BUCKETS`].
 #[must_use]
 #[inline(always)]
@@ -121,6 +146,19 @@ mod tests {
         for index in 1..BUCKETS {
             assert_eq!(bounds(index - 1).1, bounds(index).0, "bucket {index}");
         }
+    }
+
+    #[test]
+    fn coarse_buckets_are_runs_of_buckets() {
+        for index in 0..BUCKETS {
+            let coarse = coarse(index);
+            assert!(coarse < COARSE_BUCKETS);
+            let first = first_of_coarse(coarse);
+            let alone = index == UNDERFLOW || index == OVERFLOW;
+            let last = if alone { first } else { first + PER_COARSE - 1 };
+            assert!((first..=last).contains(&index), "{index} in {coarse}");
+        }
+        assert_eq!(coarse(OVERFLOW), COARSE_BUCKETS - 1);
     }
 
     proptest! {

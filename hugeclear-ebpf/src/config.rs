@@ -19,31 +19,78 @@ pub enum Pair {
     ClearGigantic = 1,
     /// The page allocator's clearing, or the allocation that contains it.
     Allocator = 2,
+    /// The function that copies.
+    Copy = 3,
+    /// `mm_get_huge_zero_folio`: makes the huge zero page when there is none.
+    HugeZeroPage = 4,
     /// `do_huge_pmd_anonymous_page`: the fault around a THP clear.
-    ThpFault = 3,
+    ThpFault = 5,
     /// `do_anonymous_page`: the fault around an mTHP clear.
-    AnonFault = 4,
+    AnonFault = 6,
+    /// `hugetlb_fault`.
+    HugetlbFault = 7,
+    /// `hugetlbfs_fallocate`.
+    Fallocate = 8,
+    /// `memfd_alloc_folio`.
+    Memfd = 9,
+    /// `try_to_compact_pages`: direct compaction.
+    Compaction = 10,
+    /// `try_to_free_pages`: direct reclaim.
+    Reclaim = 11,
+}
+
+/// What the calls of a pair are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// Clears or copies: what is recorded by site.
+    Clears,
+    /// A clear that only some of the calls make.
+    MayClear,
+    /// What is around clears, and tells their cause.
+    Encloses,
+    /// A part of a fault.
+    Part,
 }
 
 impl Pair {
     /// Every pair, in the order of its number.
-    pub const ALL: [Self; 5] = [
+    pub const ALL: [Self; 12] = [
         Self::Clear,
         Self::ClearGigantic,
         Self::Allocator,
+        Self::Copy,
+        Self::HugeZeroPage,
         Self::ThpFault,
         Self::AnonFault,
+        Self::HugetlbFault,
+        Self::Fallocate,
+        Self::Memfd,
+        Self::Compaction,
+        Self::Reclaim,
     ];
     /// How many there are.
     pub const COUNT: u32 = Self::ALL.len() as u32;
 
-    /// Whether its calls are clears; else they are faults, which may contain clears.
+    /// What its calls are.
     #[must_use]
-    pub const fn clears(self) -> bool {
+    pub const fn role(self) -> Role {
         match self {
-            Self::Clear | Self::ClearGigantic | Self::Allocator => true,
-            Self::ThpFault | Self::AnonFault => false,
+            Self::Clear | Self::ClearGigantic | Self::Allocator | Self::Copy => Role::Clears,
+            Self::HugeZeroPage => Role::MayClear,
+            Self::ThpFault
+            | Self::AnonFault
+            | Self::HugetlbFault
+            | Self::Fallocate
+            | Self::Memfd => Role::Encloses,
+            Self::Compaction | Self::Reclaim => Role::Part,
         }
+    }
+
+    /// As a bit of [`Config::enclosing`].
+    #[must_use]
+    #[inline(always)]
+    pub const fn bit(self) -> u32 {
+        1 << self as u32
     }
 }
 
@@ -58,10 +105,22 @@ pub enum SizeFrom {
     PagesArg2 = 1,
     /// Argument 3 is a number of base pages.
     PagesArg3 = 2,
+    /// Argument 5 is a number of base pages; only of copies.
+    PagesArg5 = 3,
     /// Argument 2 is the order.
-    OrderArg2 = 3,
+    OrderArg2 = 4,
     /// The function only ever handles PMD-sized folios: [`Config::pmd_order`].
-    Pmd = 4,
+    Pmd = 5,
+}
+
+/// Where the entry program finds the address that faulted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum AddressFrom {
+    /// Only the fault around it knows.
+    Fault = 0,
+    /// The function's argument 2; of a copy, 3.
+    Argument = 1,
 }
 
 /// When the preemption model of a clear is read.
@@ -81,7 +140,7 @@ pub enum ModelFrom {
 /// than this every start goes to the hash map.
 pub const MAX_SLOT_CPUS: u32 = 1024;
 
-/// Configuration of one [`Pair`] that clears.
+/// Configuration of one [`Pair`] whose [`Role`] is [`Role::Clears`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct ClearConfig {
@@ -92,6 +151,15 @@ pub struct ClearConfig {
     /// If not 0: only a call whose third argument is this address is a clear. `process_huge_page`
     /// also copies; what it does to each sub-page is its third argument.
     pub only_function: u64,
+    /// An [`AddressFrom`] as a number.
+    pub address_from: u32,
+    /// 1 if argument 1 points to the page that is cleared or copied to.
+    pub page_is_arg1: u32,
+    /// 1 if the duration includes more than the clear: what else happened in the fault until then is
+    /// not part of the clear.
+    pub derived: u32,
+    /// No meaning.
+    pub padding: u32,
 }
 
 /// Bytes from the start of `task_struct` to its counters.
@@ -109,6 +177,32 @@ pub struct TaskOffsets {
     pub trusted: u32,
 }
 
+/// Which parts of a [`crate::key::CellKey`] are asked for: bits of [`Config::wanted`].
+pub mod wanted {
+    /// [`crate::key::Dimensions::sixteenth`].
+    pub const SIXTEENTH: u32 = 1;
+    /// [`crate::key::Dimensions::memory_node`].
+    pub const MEMORY_NODE: u32 = 2;
+    /// [`crate::key::CellKey::pid`].
+    pub const PID: u32 = 4;
+    /// [`crate::key::CellKey::comm`].
+    pub const COMM: u32 = 8;
+    /// [`crate::key::CellKey::cgroup`].
+    pub const CGROUP: u32 = 16;
+}
+
+/// The kernel's per-CPU count of THP faults that fell back; all 0 if it is not to be read.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct FallbackCounters {
+    /// Address of `THP_FAULT_FALLBACK` among the `vm_event_states`, which
+    /// `THP_FAULT_FALLBACK_CHARGE` follows (include/linux/vm_event_item.h), before the offset of the
+    /// CPU is added.
+    pub address: u64,
+    /// Address of `__per_cpu_offset`, the offsets of the CPUs.
+    pub per_cpu_offset: u64,
+}
+
 /// Configuration of the kernel side.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
@@ -117,12 +211,24 @@ pub struct Config {
     pub preempt_mode_address: u64,
     /// The comm to select, padded with zero bytes, as two words in memory order; 0 selects all.
     pub comm: [u64; 2],
-    /// Clearing pairs, by [`Pair`]: clear, gigantic, allocator.
-    pub clears: [ClearConfig; 3],
+    /// Id of the cgroup (v2) to select, with all below it; 0 selects all.
+    pub cgroup: u64,
+    /// Pairs that clear or copy, by [`Pair`].
+    pub clears: [ClearConfig; 4],
+    /// See [`FallbackCounters`].
+    pub fallback_counters: FallbackCounters,
+    /// Address of the pointer to the huge zero page, or 0.
+    pub huge_zero_page: u64,
+    /// Longest time between two clears of a run, in ns.
+    pub run_gap_ns: u64,
+    /// Shortest duration of a clear, copy or fault that makes an event, in ns.
+    pub slower_ns: u64,
     /// Thread group of the tracer itself, left out and counted apart; 0 leaves out nobody.
     pub own_tgid: u32,
     /// The thread group to select; 0 selects all.
     pub tgid: u32,
+    /// How far below the root [`Config::cgroup`] is.
+    pub cgroup_level: u32,
     /// CPUs whose slots keep starts: all possible CPUs, or 0 above [`MAX_SLOT_CPUS`].
     pub slot_cpus: u32,
     /// Blocks of each CPU.
@@ -135,6 +241,8 @@ pub struct Config {
     pub folio_order_offset: u32,
     /// Where the counters of a task are; all 0 if they are not to be read.
     pub task: TaskOffsets,
+    /// log2 of the bytes of a base page.
+    pub page_shift: u32,
     /// Order of a PMD-sized folio.
     pub pmd_order: u32,
     /// 1 if the allocator zeroes every huge page before the clear function does so again, and the
@@ -142,10 +250,27 @@ pub struct Config {
     pub allocator_before_clear: u32,
     /// 1 if the pair [`Pair::Allocator`] counts only inside an open fault of the same task.
     pub allocator_in_fault: u32,
+    /// The enclosing pairs that are attached, by [`Pair::bit`].
+    pub enclosing: u32,
+    /// 1 if the faults are recorded, and each clear's cause.
+    pub faults: u32,
+    /// 1 if clears and copies are kept in cells, by their whole key, instead of blocks.
+    pub cells: u32,
+    /// Bits of [`wanted`].
+    pub wanted: u32,
+    /// Position of the node in the flags of a page, or 0.
+    pub node_shift: u32,
+    /// Bytes from the start of `struct vm_fault` to `address`.
+    pub fault_address_offset: u32,
+    /// Bytes from the start of `struct vm_fault` to `flags`; 0 if a read fault never maps the huge
+    /// zero page, or that is not known.
+    pub fault_flags_offset: u32,
+    /// 1 if each clear, copy and fault makes an event, 2 with its kernel stack.
+    pub events: u32,
 }
 
-const _: () = assert!(size_of::<ClearConfig>() == 16);
-const _: () = assert!(size_of::<Config>() == 128);
+const _: () = assert!(size_of::<ClearConfig>() == 32);
+const _: () = assert!(size_of::<Config>() == 296);
 
 #[cfg(feature = "user")]
 // SAFETY: `repr(C)`, only integers, no padding (the sizes are asserted above), any bytes are valid.

@@ -15,7 +15,7 @@ use aya_ebpf::{
 };
 use hugeclear_ebpf::config::Pair;
 
-use crate::kernel::{clear, fault, preempt};
+use crate::kernel::{clear, fault, part, preempt, zero_page};
 
 macro_rules! programs {
     ($body:ident, $pair:expr, $fentry:ident, $fexit:ident, $kprobe:ident, $kretprobe:ident) => {
@@ -70,6 +70,22 @@ programs!(
     allocator_kretprobe
 );
 programs!(
+    clear,
+    Pair::Copy,
+    copy_fentry,
+    copy_fexit,
+    copy_kprobe,
+    copy_kretprobe
+);
+programs!(
+    zero_page,
+    Pair::HugeZeroPage,
+    zero_page_fentry,
+    zero_page_fexit,
+    zero_page_kprobe,
+    zero_page_kretprobe
+);
+programs!(
     fault,
     Pair::ThpFault,
     thp_fentry,
@@ -84,6 +100,46 @@ programs!(
     anon_fexit,
     anon_kprobe,
     anon_kretprobe
+);
+programs!(
+    fault,
+    Pair::HugetlbFault,
+    hugetlb_fentry,
+    hugetlb_fexit,
+    hugetlb_kprobe,
+    hugetlb_kretprobe
+);
+programs!(
+    fault,
+    Pair::Fallocate,
+    fallocate_fentry,
+    fallocate_fexit,
+    fallocate_kprobe,
+    fallocate_kretprobe
+);
+programs!(
+    fault,
+    Pair::Memfd,
+    memfd_fentry,
+    memfd_fexit,
+    memfd_kprobe,
+    memfd_kretprobe
+);
+programs!(
+    part,
+    Pair::Compaction,
+    compaction_fentry,
+    compaction_fexit,
+    compaction_kprobe,
+    compaction_kretprobe
+);
+programs!(
+    part,
+    Pair::Reclaim,
+    reclaim_fentry,
+    reclaim_fexit,
+    reclaim_kprobe,
+    reclaim_kretprobe
 );
 
 /// Exit of `sched_dynamic_update`: someone switched the preemption model.

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    facts::{Facts, HugeFaults, PreemptModel, ThpEnabled},
+    facts::{Facts, PreemptModel, ThpEnabled},
     probes::{
         select::{AllocatorReach, Method},
         tracer::AttachedProbe,
@@ -46,8 +46,8 @@ pub fn of_machine(facts: &Facts) -> Vec<Note> {
     if facts.privileges.initial_pid_namespace == Some(false) {
         notes.push(Note::new(
             "pid_namespace",
-            "in a container: -p takes the host's process numbers, and the tracer's own clears \
-             cannot be left out",
+            "in a container: process numbers are the host's, -p takes them too, and the tracer's own \
+             clears cannot be left out",
         ));
     }
     notes
@@ -86,8 +86,10 @@ pub fn of_losses(losses: &Losses, probes: &[AttachedProbe]) -> Option<Note> {
 pub struct Seen {
     /// Clears that were recorded.
     pub clears: u64,
-    /// Anonymous huge-page faults by the kernel's own count.
-    pub faults: HugeFaults,
+    /// PMD-sized anonymous faults by the kernel's own count.
+    pub thp_faults: u64,
+    /// Smaller huge-page faults (mTHP), likewise.
+    pub mthp_faults: u64,
     /// Clears of the tracer itself.
     pub own_clears: u64,
     /// Whether the user asked for some clears only.
@@ -99,7 +101,7 @@ pub struct Seen {
 /// What the kernel counted and the trace may not have seen, and why; or why there was nothing.
 #[must_use]
 pub fn of_unseen(facts: &Facts, seen: &Seen) -> Option<Note> {
-    let HugeFaults { thp, mthp } = seen.faults;
+    let (thp, mthp) = (seen.thp_faults, seen.mthp_faults);
     let zeroes_in_allocator = facts.init_on_alloc.on != Some(false);
     let unseen = |faults: u64, size: &str, counter: &str, remedy: &str| {
         Note::new(
@@ -156,7 +158,8 @@ mod tests {
 
     const NOTHING: Seen = Seen {
         clears: 0,
-        faults: HugeFaults { thp: 0, mthp: 0 },
+        thp_faults: 0,
+        mthp_faults: 0,
         own_clears: 0,
         filtered: false,
         allocator: AllocatorReach::Nothing,
@@ -174,8 +177,10 @@ mod tests {
         facts.thp.as_mut().unwrap().enabled = Some(ThpEnabled::Never);
         assert!(text(&facts, &NOTHING).contains("THP is off"));
 
-        let faults = HugeFaults { thp: 3, mthp: 0 };
-        let unexplained = Seen { faults, ..NOTHING };
+        let unexplained = Seen {
+            thp_faults: 3,
+            ..NOTHING
+        };
         assert!(text(&facts, &unexplained).contains("please report this kernel"));
         let filtered = Seen {
             filtered: true,
@@ -196,7 +201,8 @@ mod tests {
         facts.init_on_alloc.on = Some(true);
         let seen = Seen {
             clears: 5,
-            faults: HugeFaults { thp: 2, mthp: 7 },
+            thp_faults: 2,
+            mthp_faults: 7,
             allocator: AllocatorReach::Thp,
             ..NOTHING
         };

@@ -1,17 +1,19 @@
-//! Entry and exit of a function that clears.
+//! Entry and exit of a function that clears or copies.
 
 use hugeclear_ebpf::{
-    config::Pair,
-    key::{OTHER, Site, UNSELECTED},
-    maps::{SKIP, Slot},
+    config::{AddressFrom, Pair, wanted},
+    key::{Dimensions, OTHER, Site, UNSELECTED, pack},
+    maps::{CLEARED, COPIED, Inside, Run, SKIP, Slot, Start},
 };
 
 use super::{
-    aggregate,
+    aggregate::{self, End},
     call::Call,
-    select::{Task, block, current_task, order},
+    enclosing::{Enclosing, cause, enclosing},
+    preempt,
+    select::{Task, current_task, order},
     start,
-    state::config,
+    state::{block_of, config},
 };
 
 /// The function is entered.
@@ -22,7 +24,9 @@ pub(crate) fn enter<C: Call>(call: &C, pair: Pair) {
         return;
     }
     let order = order(call, pair);
-    let block = block(config!(clears[pair as usize].site), order);
+    let model = preempt::model();
+    let site = config!(clears[pair as usize].site);
+    let block = block_of(pack(site, order, model));
     if block == UNSELECTED && C::ARGUMENTS_AT_EXIT {
         return;
     }
@@ -34,36 +38,62 @@ pub(crate) fn enter<C: Call>(call: &C, pair: Pair) {
         slot.own_process += u64::from(block != UNSELECTED);
         return;
     };
-    let block = if block == UNSELECTED {
+    if block == UNSELECTED {
+        start::put(slot, pair, cpu, thread, SKIP, |start| {
+            start.page = call.argument::<1>();
+        });
+        return;
+    }
+
+    let is_allocator = pair as u32 == Pair::Allocator as u32;
+    let only_in_fault = is_allocator && config!(allocator_in_fault) != 0;
+    let is_second = pair as u32 == Pair::Clear as u32 && config!(allocator_before_clear) != 0;
+    let around = if config!(faults) != 0 || only_in_fault || is_second {
+        enclosing(cpu, thread)
+    } else {
+        None
+    };
+    let in_fault = around.as_ref().is_some_and(Enclosing::is_anonymous_fault);
+    let block = if only_in_fault && (block == OTHER || !in_fault) {
+        slot.outside_faults += 1;
         SKIP
     } else {
-        block_to_record(slot, pair, cpu, thread, order, block)
+        slot.entries += 1;
+        block
     };
-    start::put(slot, pair, cpu, thread, block, call.argument::<1>());
-}
-
-/// The block in which to record this selected clear, or [`SKIP`].
-#[inline(always)]
-fn block_to_record(
-    slot: &mut Slot,
-    pair: Pair,
-    cpu: u32,
-    thread: u32,
-    order: u32,
-    block: u32,
-) -> u32 {
-    if pair as u32 == Pair::Allocator as u32
-        && config!(allocator_in_fault) != 0
-        && (block == OTHER || !in_fault(cpu, thread))
+    let of_fault = around.as_ref().map_or(0, |around| around.start.address);
+    let address = address(call, pair, of_fault);
+    let mut dimensions = Dimensions {
+        subject: site as u8,
+        order: order as u8,
+        model: model as u8,
+        cause: 0,
+        outcome: 0,
+        sixteenth: sixteenth(address, order),
+        memory_node: memory_node(call, pair),
+    };
+    if config!(faults) != 0 {
+        dimensions.cause = cause(around.as_ref()) as u8;
+    }
+    if is_second
+        && in_fault
+        && let Some(around) = around
     {
-        slot.outside_faults += 1;
-        return SKIP;
+        allocated(call, slot, cpu, around, dimensions);
     }
-    slot.entries += 1;
-    if pair as u32 == Pair::Clear as u32 && config!(allocator_before_clear) != 0 {
-        allocated(cpu, thread, order);
-    }
-    block
+    let run = if slot.run_owner == thread {
+        slot.run
+    } else {
+        Run::default()
+    };
+    let run_end_ns = slot.run_end_ns;
+    start::put(slot, pair, cpu, thread, block, |start| {
+        start.page = call.argument::<1>();
+        start.dimensions = dimensions.pack();
+        start.address = address;
+        start.run = run;
+        start.run_end_ns = run_end_ns;
+    });
 }
 
 /// The function returns.
@@ -82,10 +112,15 @@ pub(crate) fn exit<C: Call>(call: &C, pair: Pair) {
             let Task::Selected(_) = current_task() else {
                 return;
             };
-            if C::ARGUMENTS_AT_EXIT
-                && block(config!(clears[pair as usize].site), order(call, pair)) == UNSELECTED
-            {
-                return;
+            if C::ARGUMENTS_AT_EXIT {
+                let key = pack(
+                    config!(clears[pair as usize].site),
+                    order(call, pair),
+                    preempt::model(),
+                );
+                if block_of(key) == UNSELECTED {
+                    return;
+                }
             }
             let now = start::now();
             let Some(start) = start::take_elsewhere(pair, thread, page) else {
@@ -98,38 +133,134 @@ pub(crate) fn exit<C: Call>(call: &C, pair: Pair) {
     if start.block == SKIP {
         return;
     }
-    if start.cpu != cpu {
-        slot.migrated += 1;
-    }
     if now < start.start_ns {
         slot.end_before_start += 1;
         return;
     }
     slot.recorded += 1;
-    aggregate::add(cpu, start.block, &start, now);
+    let end = End::of(&start, now, cpu, start.dimensions);
+    let run = run(slot, thread, &start, now);
+    aggregate::clear(slot, start.block, &start, end, run);
+    if config!(faults) != 0
+        && let Some(around) = enclosing(cpu, thread)
+    {
+        let order = Dimensions::unpack(start.dimensions).order.into();
+        if pair as u32 == Pair::Copy as u32 {
+            note(&mut around.start.inside, order, COPIED);
+        } else {
+            let net_ns = end.net_ns(&start);
+            let derived = config!(clears[pair as usize].derived) != 0;
+            add_clear(&mut around.start.inside, order, net_ns, derived);
+        }
+    }
+    aggregate::event(call, slot, &start, Inside::default(), end);
+}
+
+/// The run of clears that the clear that now ends belongs to, which may go on.
+#[inline(always)]
+fn run(slot: &mut Slot, thread: u32, start: &Start, now: u64) -> Run {
+    let before = start.run;
+    let mut run = Run {
+        ns: now - start.start_ns,
+        clears: 1,
+    };
+    if before.clears != 0 && start.start_ns.wrapping_sub(start.run_end_ns) <= config!(run_gap_ns) {
+        run.ns += before.ns;
+        run.clears += before.clears;
+    }
+    slot.run_owner = thread;
+    slot.run_end_ns = now;
+    slot.run = run;
+    run
+}
+
+/// Adds a clear to what happened in the fault around it.
+#[inline(always)]
+fn add_clear(inside: &mut Inside, order: u32, net_ns: u64, derived: bool) {
+    add_clear_ns(inside, net_ns, derived);
+    note(inside, order, CLEARED);
+}
+
+/// Adds the time of a clear to the fault around it.
+#[inline(always)]
+pub(crate) fn add_clear_ns(inside: &mut Inside, net_ns: u64, derived: bool) {
+    inside.clear_ns = inside.clear_ns.wrapping_add(net_ns);
+    if derived {
+        // Compaction and reclaim so far in this fault were for the allocation that a derived duration
+        // holds.
+        let other_ns = inside.compaction_ns + inside.reclaim_ns;
+        inside.clear_ns = inside.clear_ns.wrapping_sub(other_ns);
+    }
+}
+
+#[inline(always)]
+fn note(inside: &mut Inside, order: u32, what: u32) {
+    inside.order = order;
+    inside.happened |= what;
 }
 
 /// The allocation that precedes this clear has ended: the time since the fault's entry is its
 /// derived duration.
 #[inline(always)]
-fn allocated(cpu: u32, thread: u32, order: u32) {
-    let pair = if order == config!(pmd_order) {
-        Pair::ThpFault
-    } else {
-        Pair::AnonFault
-    };
-    let Some(fault) = start::peek(pair, cpu, thread) else {
-        return;
-    };
+fn allocated(
+    call: &impl Call,
+    slot: &mut Slot,
+    cpu: u32,
+    around: Enclosing,
+    dimensions: Dimensions,
+) {
     let now = start::now();
-    if now >= fault.start_ns {
-        aggregate::add(cpu, block(Site::Allocator as u32, order), &fault, now);
+    let start = around.start;
+    if now < start.start_ns {
+        return;
+    }
+    let dimensions = Dimensions {
+        subject: Site::Allocator as u8,
+        ..dimensions
+    };
+    let order = dimensions.order.into();
+    let block = block_of(pack(Site::Allocator as u32, order, dimensions.model.into()));
+    let end = End::of(start, now, cpu, dimensions.pack());
+    aggregate::clear(slot, block, start, end, Run::default());
+    aggregate::event(call, slot, start, Inside::default(), end);
+    let net_ns = end.net_ns(start);
+    add_clear(&mut start.inside, order, net_ns, true);
+}
+
+/// The address that faulted; `of_fault` is what the fault around it says.
+#[inline(always)]
+fn address(call: &impl Call, pair: Pair, of_fault: u64) -> u64 {
+    if config!(clears[pair as usize].address_from) != AddressFrom::Argument as u32 {
+        of_fault
+    } else if pair as u32 == Pair::Copy as u32 {
+        call.argument::<3>()
+    } else {
+        call.argument::<2>()
     }
 }
 
-/// Whether the thread is inside an anonymous huge-page fault.
+/// 1 + the sixteenth of a page of `order` in which `address` is; 0 if that is not asked for, or the
+/// address is not known.
 #[inline(always)]
-fn in_fault(cpu: u32, thread: u32) -> bool {
-    start::peek(Pair::ThpFault, cpu, thread).is_some()
-        || start::peek(Pair::AnonFault, cpu, thread).is_some()
+pub(crate) fn sixteenth(address: u64, order: u32) -> u8 {
+    if (config!(wanted) & wanted::SIXTEENTH == 0 && config!(events) == 0) || address == 0 {
+        return 0;
+    }
+    let shift = (config!(page_shift) + order).wrapping_sub(4) & 63;
+    (address >> shift) as u8 % 16 + 1
+}
+
+/// 1 + the node of the page that argument 1 points to; 0 if that is not asked for, or not known.
+#[inline(always)]
+fn memory_node(call: &impl Call, pair: Pair) -> u16 {
+    let shift = config!(node_shift);
+    if (config!(wanted) & wanted::MEMORY_NODE == 0 && config!(events) == 0)
+        || config!(clears[pair as usize].page_is_arg1) == 0
+        || shift == 0
+    {
+        return 0;
+    }
+    // `flags` is the first member of both `struct page` and `struct folio`.
+    let flags: u64 = call.member_of_argument1(0);
+    (flags >> (shift & 63)) as u16 + 1
 }

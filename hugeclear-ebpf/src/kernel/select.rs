@@ -1,6 +1,8 @@
 //! Which calls are ours to record.
 
-use aya_ebpf::helpers::{bpf_get_current_comm, bpf_get_current_pid_tgid};
+use aya_ebpf::helpers::{
+    bpf_get_current_comm, bpf_get_current_pid_tgid, generated::bpf_get_current_ancestor_cgroup_id,
+};
 use hugeclear_ebpf::{
     config::{Pair, SizeFrom},
     key::pack,
@@ -34,18 +36,30 @@ pub(crate) fn current_task() -> Task {
     if wanted != 0 && wanted != tgid {
         return Task::Other;
     }
-    let comm = config!(comm[0]);
-    if comm != 0 {
-        let Ok(name) = bpf_get_current_comm() else {
+    let cgroup = config!(cgroup);
+    if cgroup != 0 {
+        let level = config!(cgroup_level).cast_signed();
+        // SAFETY: no conditions.
+        if unsafe { bpf_get_current_ancestor_cgroup_id(level) } != cgroup {
             return Task::Other;
-        };
-        // SAFETY: 16 bytes are two words; no alignment is assumed.
-        let name: [u64; 2] = unsafe { core::ptr::read_unaligned((&raw const name).cast()) };
-        if name[0] != comm || name[1] != config!(comm[1]) {
+        }
+    }
+    let wanted = config!(comm[0]);
+    if wanted != 0 {
+        let comm = comm();
+        if comm[0] != wanted || comm[1] != config!(comm[1]) {
             return Task::Other;
         }
     }
     Task::Selected(id as u32)
+}
+
+/// The name of the current thread, padded with zero bytes, as two words in memory order.
+#[inline(always)]
+pub(crate) fn comm() -> [u64; 2] {
+    let name = bpf_get_current_comm().unwrap_or_default();
+    // SAFETY: 16 bytes are two words; no alignment is assumed.
+    unsafe { core::ptr::read_unaligned((&raw const name).cast()) }
 }
 
 /// The block of a clear of `site` and `order` under the preemption model in force, or
@@ -64,7 +78,11 @@ pub(crate) fn order(call: &impl Call, pair: Pair) -> u32 {
         return 0;
     }
     if size_from == SizeFrom::FolioOrder as u32 {
-        u32::from(call.byte_of_argument1(config!(folio_order_offset) as usize))
+        u32::from(call.member_of_argument1::<u8>(config!(folio_order_offset) as usize))
+    } else if pair as u32 == Pair::Copy as u32 {
+        // `SizeFrom::PagesArg5`. By the pair, which the compiler knows too: it would make one load at a
+        // computed offset of all that depend on the configuration alone, which the verifier refuses.
+        order_of_pages(call.argument::<5>() as u32)
     } else if size_from == SizeFrom::PagesArg2 as u32 {
         order_of_pages(call.argument::<2>() as u32)
     } else if size_from == SizeFrom::PagesArg3 as u32 {

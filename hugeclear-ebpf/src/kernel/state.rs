@@ -4,12 +4,12 @@ use core::cell::UnsafeCell;
 
 use aya_ebpf::{
     macros::map,
-    maps::{Array, HashMap},
+    maps::{Array, HashMap, RingBuf},
 };
 use hugeclear_ebpf::{
-    config::{Config, TaskOffsets},
-    key::{BlockTable, KEYS, OTHER},
-    maps::{Block, Slot, Start},
+    config::{ClearConfig, Config, FallbackCounters, TaskOffsets},
+    key::{BlockTable, CellKey, KEYS, OTHER},
+    maps::{Block, Cell, Slot, Start},
 };
 
 /// Lets user space map an array into its memory (linux/bpf.h, since 5.5).
@@ -20,13 +20,26 @@ const BPF_F_MMAPABLE: u32 = 1 << 10;
 pub(crate) static CONFIG: Config = Config {
     preempt_mode_address: 0,
     comm: [0; 2],
-    clears: [hugeclear_ebpf::config::ClearConfig {
+    cgroup: 0,
+    clears: [ClearConfig {
         site: 0,
         size_from: 0,
         only_function: 0,
-    }; 3],
+        address_from: 0,
+        page_is_arg1: 0,
+        derived: 0,
+        padding: 0,
+    }; 4],
+    fallback_counters: FallbackCounters {
+        address: 0,
+        per_cpu_offset: 0,
+    },
+    huge_zero_page: 0,
+    run_gap_ns: 0,
+    slower_ns: 0,
     own_tgid: 0,
     tgid: 0,
+    cgroup_level: 0,
     slot_cpus: 0,
     blocks: 0,
     model_from: 0,
@@ -38,9 +51,18 @@ pub(crate) static CONFIG: Config = Config {
         involuntary_switches: 0,
         trusted: 0,
     },
+    page_shift: 0,
     pmd_order: 0,
     allocator_before_clear: 0,
     allocator_in_fault: 0,
+    enclosing: 0,
+    faults: 0,
+    cells: 0,
+    wanted: 0,
+    node_shift: 0,
+    fault_address_offset: 0,
+    fault_flags_offset: 0,
+    events: 0,
 };
 
 /// The block of each key; set before the load like [`CONFIG`].
@@ -73,6 +95,18 @@ pub(crate) static SLOTS: Array<Slot> = Array::with_max_entries(1, BPF_F_MMAPABLE
 /// Row `cpu`, column number of the block. Resized at load.
 #[map]
 pub(crate) static BLOCKS: Array<Block> = Array::with_max_entries(1, BPF_F_MMAPABLE);
+
+/// By the whole key, where more than the packed one is asked for, and faults. Resized at load.
+#[map]
+pub(crate) static CELLS: HashMap<CellKey, Cell> = HashMap::with_max_entries(1, 0);
+
+/// What a new cell is made from: too large for the stack.
+#[map]
+pub(crate) static EMPTY_CELL: Array<Cell> = Array::with_max_entries(1, 0);
+
+/// Clears, copies and faults one by one, as [`hugeclear_ebpf::maps::Event`]. Resized at load.
+#[map]
+pub(crate) static EVENTS: RingBuf = RingBuf::with_byte_size(4096, 0);
 
 /// Starts that found their CPU's slot taken, by pair (high half) and thread (low half).
 #[map]

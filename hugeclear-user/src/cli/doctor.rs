@@ -15,7 +15,7 @@ use crate::{
     facts::{Facts, Switch},
     notes::{self, Note},
     probes::{
-        config::Filter,
+        config::Request,
         keys::{Layout, MEMORY_LIMIT_BYTES},
         select::{self, ProbeSet, Refusal, Wanted},
         tracer::{AttachedProbe, TraceError, Tracer},
@@ -56,6 +56,8 @@ pub fn run(args: &DoctorArgs) -> Result<ExitCode> {
     let wanted = Wanted {
         method: args.method,
         allocator: args.allocator,
+        // All that any option could attach.
+        faults: true,
     };
     let diagnosis = diagnose(facts, &wanted);
     let mut out = io::stdout().lock();
@@ -74,10 +76,9 @@ pub fn run(args: &DoctorArgs) -> Result<ExitCode> {
 
 fn diagnose(facts: Facts, wanted: &Wanted) -> Diagnosis {
     let set = select::select(&facts, wanted);
-    let layout = Layout::new(&facts, &set);
+    let layout = Layout::new(&facts, &set, &Request::default());
     let mut notes = notes::of_machine(&facts);
-    let (attached, error, refusals) = match Tracer::attach(&facts, &set, &Filter::default(), false)
-    {
+    let (attached, error, refusals) = match Tracer::attach(&facts, &set, &Request::default()) {
         Ok(tracer) => {
             notes.extend(tracer.notes.iter().cloned());
             (Some(tracer.probes.clone()), None, tracer.refusals.clone())
@@ -106,16 +107,7 @@ fn diagnose(facts: Facts, wanted: &Wanted) -> Diagnosis {
 }
 
 fn candidates(set: &ProbeSet) -> Vec<String> {
-    let allocator = match &set.allocator {
-        select::Allocator::Probe { probe, .. } => Some(probe),
-        select::Allocator::Untraced | select::Allocator::BeforeClear => None,
-    };
-    let probes = set
-        .clears
-        .iter()
-        .chain(allocator)
-        .chain(&set.faults)
-        .chain(&set.preempt_switch);
+    let probes = set.probes().chain(&set.preempt_switch);
     probes
         .map(|probe| {
             let methods: Vec<String> = probe.methods.iter().map(ToString::to_string).collect();
@@ -274,7 +266,7 @@ fn text(diagnosis: &Diagnosis) -> String {
     match attached {
         Some(probes) => {
             for probe in probes {
-                let site = probe.site.map_or("around allocator", |site| site.name());
+                let site = probe.site.map_or("around clears", |site| site.name());
                 let derived = if probe.derived { ", derived" } else { "" };
                 line(
                     "attached",

@@ -1,12 +1,12 @@
 //! Makes reports of what a trace has read.
 
-use std::{path::Path, time::Duration};
+use std::{collections::BTreeMap, path::Path, time::Duration};
 
 use nix::time::{ClockId, clock_gettime};
 
 use super::args::TraceArgs;
 use crate::{
-    facts::{Facts, HugeFaults},
+    facts::{Facts, HugeFaults, cgroup},
     notes::{self, Note, Seen},
     probes::{
         config::Filter,
@@ -14,8 +14,8 @@ use crate::{
         select::AllocatorReach,
         tracer::{AttachedProbe, Tracer},
     },
-    report::{Kind, Report, Summary},
-    window::{Grouping, Losses, Snapshot, Terms, rows},
+    report::{FaultCount, Kind, Report, Summary},
+    window::{By, Grouping, Losses, Row, Snapshot, Terms, rows},
 };
 
 /// The state from which reports are made.
@@ -30,7 +30,7 @@ pub(super) struct Session<'a> {
     allocator: AllocatorReach,
     start_ns: u64,
     /// Huge-page faults of the machine before the start, as the kernel counts them.
-    faults_before: Option<HugeFaults>,
+    faults_before: BTreeMap<u64, HugeFaults>,
     /// Start of the current window, and what had been recorded until then.
     window_start_ns: u64,
     window_base: Snapshot,
@@ -39,16 +39,13 @@ pub(super) struct Session<'a> {
 impl<'a> Session<'a> {
     pub(super) fn new(facts: &'a Facts, tracer: &Tracer, args: &TraceArgs) -> Self {
         let start_ns = now_ns();
+        let grouping = args.grouping();
+        let nodes = facts.numa.nodes.iter();
         Self {
             facts,
             summary: Summary::new(facts),
             probes: tracer.probes.clone(),
             notes: [notes::of_machine(facts), tracer.notes.clone()].concat(),
-            grouping: if args.per_cpu {
-                Grouping::PerCpu
-            } else {
-                Grouping::Machine
-            },
             terms: Terms {
                 base_page_bytes: facts.page_size_bytes,
                 derived: tracer
@@ -58,8 +55,15 @@ impl<'a> Session<'a> {
                     .filter_map(|probe| probe.site)
                     .collect(),
                 counts_waiting: facts.btf.offsets.task_run_delay.is_some(),
+                node_of_cpu: nodes
+                    .flat_map(|node| node.cpus.iter().map(|cpu| (*cpu, node.id)))
+                    .collect(),
+                cgroups: BTreeMap::new(),
             },
-            filtered: args.filter() != Filter::default(),
+            filtered: args.request(None).filter != Filter::default()
+                || args.cgroup.is_some()
+                || !grouping.only.is_everything(),
+            grouping,
             allocator: tracer.allocator_reach,
             start_ns,
             faults_before: huge_faults(facts),
@@ -84,7 +88,7 @@ impl<'a> Session<'a> {
     }
 
     /// The report of all that was recorded.
-    pub(super) fn total(&self, reading: &Reading, end_ns: u64) -> Report {
+    pub(super) fn total(&mut self, reading: &Reading, end_ns: u64) -> Report {
         self.report(
             Kind::Total,
             &reading.snapshot,
@@ -94,21 +98,33 @@ impl<'a> Session<'a> {
     }
 
     fn report(
-        &self,
+        &mut self,
         kind: Kind,
         snapshot: &Snapshot,
         losses: Losses,
         (start_ns, end_ns): (u64, u64),
     ) -> Report {
-        let group = |grouping| rows(snapshot, grouping, &self.terms);
+        if self.grouping.by.contains(&By::Cgroup)
+            && let Some(mount) = &self.facts.cgroup2
+        {
+            // One that has gone since keeps its name.
+            self.terms.cgroups.extend(cgroup::paths(mount));
+        }
+        let fault_counts = self.fault_counts();
         let mut notes = self.notes.clone();
         if kind == Kind::Total {
-            let faults = self.faults_before.zip(huge_faults(self.facts));
+            let pmd_bytes = pmd_bytes(self.facts);
+            let faults = |of_pmd: bool| -> u64 {
+                fault_counts
+                    .iter()
+                    .filter(|count| (Some(count.page_size_bytes) == pmd_bytes) == of_pmd)
+                    .map(|count| count.mapped)
+                    .sum()
+            };
             let seen = Seen {
                 clears: snapshot.count(),
-                faults: faults
-                    .map(|(before, after)| after.since(before))
-                    .unwrap_or_default(),
+                thp_faults: faults(true),
+                mthp_faults: faults(false),
                 own_clears: losses.own_process,
                 filtered: self.filtered,
                 allocator: self.allocator,
@@ -116,26 +132,62 @@ impl<'a> Session<'a> {
             notes.extend(notes::of_unseen(self.facts, &seen));
             notes.extend(notes::of_losses(&losses, &self.probes));
         }
+        let all = rows(snapshot, &self.grouping, &self.terms);
         Report {
             kind,
             start_ns,
             end_ns,
             facts: self.summary.clone(),
             probes: self.probes.clone(),
-            rows: group(self.grouping),
-            totals: match self.grouping {
-                Grouping::Machine => Vec::new(),
-                Grouping::PerCpu => group(Grouping::Machine),
-            },
+            by: self.grouping.by.clone(),
+            rows: all.clears,
+            totals: self.totals(snapshot),
+            faults: all.faults,
+            fault_counts,
+            sched_impact: all.impact,
             losses,
             notes,
         }
     }
+
+    /// The rows summed over the CPUs, where they are of single CPUs.
+    fn totals(&self, snapshot: &Snapshot) -> Vec<Row> {
+        let mut grouping = self.grouping.clone();
+        if !grouping.by.remove(&By::Cpu) {
+            return Vec::new();
+        }
+        rows(snapshot, &grouping, &self.terms).clears
+    }
+
+    /// What the kernel has counted since the start.
+    fn fault_counts(&self) -> Vec<FaultCount> {
+        let now = huge_faults(self.facts);
+        let counts = now.into_iter().map(|(page_size_bytes, now)| {
+            let before = self.faults_before.get(&page_size_bytes);
+            let HugeFaults {
+                mapped,
+                fallback,
+                fallback_charge,
+            } = now.since(before.copied().unwrap_or_default());
+            FaultCount {
+                page_size_bytes,
+                mapped,
+                fallback,
+                fallback_charge,
+            }
+        });
+        counts
+            .filter(|count| count.mapped + count.fallback > 0)
+            .collect()
+    }
 }
 
-fn huge_faults(facts: &Facts) -> Option<HugeFaults> {
-    let pmd_bytes = facts.thp.as_ref().and_then(|thp| thp.pmd_size_bytes);
-    HugeFaults::read(Path::new("/"), pmd_bytes)
+fn pmd_bytes(facts: &Facts) -> Option<u64> {
+    facts.thp.as_ref().and_then(|thp| thp.pmd_size_bytes)
+}
+
+fn huge_faults(facts: &Facts) -> BTreeMap<u64, HugeFaults> {
+    HugeFaults::read(Path::new("/"), pmd_bytes(facts))
 }
 
 /// CLOCK_MONOTONIC, in ns: the clock of `bpf_ktime_get_ns`.

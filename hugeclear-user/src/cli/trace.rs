@@ -28,7 +28,7 @@ use super::{
     session::{Session, now_ns},
 };
 use crate::{
-    facts::Facts,
+    facts::{Facts, cgroup},
     probes::{
         select::{self, Wanted},
         tracer::Tracer,
@@ -73,12 +73,18 @@ async fn trace(args: &TraceArgs) -> Result<ExitCode> {
 
     let facts = Facts::read(Path::new("/"));
     check_pid(args.pid, &facts)?;
+    let cgroup = args
+        .cgroup
+        .as_deref()
+        .map(|path| cgroup::find(facts.cgroup2.as_deref(), path))
+        .transpose()?;
     let wanted = Wanted {
         method: args.method,
         allocator: args.allocator,
+        faults: args.needs_faults(),
     };
     let set = select::select(&facts, &wanted);
-    let mut tracer = Tracer::attach(&facts, &set, &args.filter(), args.verbose > 0)?;
+    let mut tracer = Tracer::attach(&facts, &set, &args.request(cgroup))?;
     for refusal in &tracer.refusals {
         log::info!("refused: {refusal}");
     }

@@ -20,6 +20,8 @@ pub struct Btf {
     pub present: bool,
     /// Offsets of struct members.
     pub offsets: Offsets,
+    /// Numbers that the kernel was built with.
+    pub constants: Constants,
     /// Those of the interesting functions ([`INTERESTING`]) that BTF describes.
     pub functions: Vec<BtfFunction>,
 }
@@ -31,6 +33,19 @@ pub struct BtfFunction {
     pub name: String,
     /// Number of parameters.
     pub parameters: u32,
+}
+
+/// Numbers that the kernel was built with; `None`: BTF does not tell.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Constants {
+    /// Position of the memory node in the flags of a page: `NODES_PGSHIFT` where no section is in them
+    /// (`CONFIG_SPARSEMEM_VMEMMAP`). From the length of `zonelist._zonerefs`, which is
+    /// `MAX_NUMNODES * __MAX_NR_ZONES + 1`. 64: there is one node only, and no such bits.
+    pub node_shift: Option<u32>,
+    /// `THP_FAULT_FALLBACK` of `enum vm_event_item`.
+    pub thp_fault_fallback: Option<u32>,
+    /// `THP_FAULT_FALLBACK_CHARGE` of `enum vm_event_item` (since 5.8).
+    pub thp_fault_fallback_charge: Option<u32>,
 }
 
 /// Offsets in bytes from the start of the struct; `None`: this kernel has no such member.
@@ -56,6 +71,10 @@ pub struct Offsets {
     pub task_nivcsw: Option<u32>,
     /// `sizeof(struct page)`, bytes.
     pub page_size_of: Option<u32>,
+    /// `vm_fault.address`, unsigned long.
+    pub fault_address: Option<u32>,
+    /// `vm_fault.flags`, 32 bits.
+    pub fault_flags: Option<u32>,
 }
 
 impl Btf {
@@ -68,6 +87,7 @@ impl Btf {
         let absent = Self {
             present: false,
             offsets: Offsets::default(),
+            constants: Constants::default(),
             functions: Vec::new(),
         };
         if !source.exists(PATH) {
@@ -83,6 +103,7 @@ impl Btf {
             Ok(types) => Self {
                 present: true,
                 offsets: types.offsets(),
+                constants: types.constants(),
                 functions: types.functions(),
             },
             Err(why) => {
@@ -117,7 +138,10 @@ mod kind {
 }
 
 /// Structs whose members are wanted.
-const STRUCTS: [&[u8]; 3] = [b"folio", b"page", b"task_struct"];
+const STRUCTS: [&[u8]; 5] = [b"folio", b"page", b"task_struct", b"vm_fault", b"zonelist"];
+
+/// Enums whose values are wanted.
+const ENUMS: [&[u8]; 2] = [b"vm_event_item", b"zone_type"];
 
 /// How deep anonymous structs and typedefs are followed.
 const MAX_DEPTH: u32 = 16;
@@ -129,6 +153,7 @@ struct Types<'a> {
     /// Offset of each type in `types`; id 1 is the first.
     starts: Vec<u32>,
     structs: [Option<u32>; STRUCTS.len()],
+    enums: [Option<u32>; ENUMS.len()],
     functions: Vec<u32>,
 }
 
@@ -166,6 +191,7 @@ impl<'a> Types<'a> {
             strings,
             starts: Vec::new(),
             structs: Default::default(),
+            enums: Default::default(),
             functions: Vec::new(),
         };
         this.index()
@@ -186,6 +212,12 @@ impl<'a> Types<'a> {
                     let name = self.string(header.name);
                     if let Some(index) = STRUCTS.iter().position(|wanted| *wanted == name) {
                         self.structs[index].get_or_insert(id);
+                    }
+                }
+                kind::ENUM => {
+                    let name = self.string(header.name);
+                    if let Some(index) = ENUMS.iter().position(|wanted| *wanted == name) {
+                        self.enums[index].get_or_insert(id);
                     }
                 }
                 kind::FUNC if wanted.contains(self.string(header.name)) => self.functions.push(id),
@@ -216,7 +248,7 @@ impl<'a> Types<'a> {
     }
 
     fn offsets(&self) -> Offsets {
-        let [folio, page, task] = self.structs;
+        let [folio, page, task, fault, _] = self.structs;
         let member = |of: Option<u32>, path: &[&str]| self.offset_bytes(of?, path);
         let folio_order = member(folio, &["_folio_order"]);
         Offsets {
@@ -233,7 +265,39 @@ impl<'a> Types<'a> {
             task_nvcsw: member(task, &["nvcsw"]),
             task_nivcsw: member(task, &["nivcsw"]),
             page_size_of: page.and_then(|id| Some(self.get(id)?.0.size_or_type)),
+            fault_address: member(fault, &["address"]),
+            fault_flags: member(fault, &["flags"]),
         }
+    }
+
+    fn constants(&self) -> Constants {
+        let [events, zones] = self.enums;
+        let event = |name: &[u8]| self.enumerator(events?, name);
+        Constants {
+            node_shift: zones.and_then(|zones| self.node_shift(zones)),
+            thp_fault_fallback: event(b"THP_FAULT_FALLBACK"),
+            thp_fault_fallback_charge: event(b"THP_FAULT_FALLBACK_CHARGE"),
+        }
+    }
+
+    fn node_shift(&self, zones: u32) -> Option<u32> {
+        let [.., zonelist] = self.structs;
+        let (_, references) = self.member(zonelist?, b"_zonerefs", MAX_DEPTH)?;
+        let (array, rest) = self.get(references)?;
+        // struct btf_array: type of the elements, type of the index, number of elements.
+        let length = word(rest, 8).filter(|_| array.kind == kind::ARRAY)?;
+        let zones = self.enumerator(zones, b"__MAX_NR_ZONES")?;
+        let nodes = length.checked_sub(1)?.checked_div(zones)?;
+        (nodes.is_power_of_two() && nodes * zones + 1 == length).then(|| u64::BITS - nodes.ilog2())
+    }
+
+    /// The value of an enumerator of the enum `id`.
+    fn enumerator(&self, id: u32, name: &[u8]) -> Option<u32> {
+        let (header, values) = self.get(id)?;
+        values
+            .chunks_exact(8)
+            .take(header.members as usize)
+            .find_map(|value| (self.string(word(value, 0)?) == name).then(|| word(value, 4))?)
     }
 
     /// Byte offset of a member path; `None` for bit fields.
@@ -370,7 +434,7 @@ mod tests {
                 bytes.truncate(length.index(bytes.len()) + 1);
             }
             if let Ok(types) = Types::parse(&bytes) {
-                let _ = (types.offsets(), types.functions());
+                let _ = (types.offsets(), types.constants(), types.functions());
             }
         }
     }

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::source::Source;
+use super::source::{Source, page_size_of_name};
 
 /// Where the pools live, without the leading `/`.
 pub(crate) const DIR: &str = "sys/kernel/mm/hugepages";
@@ -37,14 +37,10 @@ pub(crate) fn read(source: &mut Source) -> Vec<HugetlbPool> {
         .names(DIR)
         .iter()
         .filter_map(|name| {
-            let kib: u64 = name
-                .strip_prefix("hugepages-")?
-                .strip_suffix("kB")?
-                .parse()
-                .ok()?;
+            let page_size_bytes = page_size_of_name(name)?;
             let mut pages = |file: &str| source.number(format!("{DIR}/{name}/{file}"));
             Some(HugetlbPool {
-                page_size_bytes: kib.saturating_mul(1024),
+                page_size_bytes,
                 total_pages: pages("nr_hugepages")?,
                 free_pages: pages("free_hugepages")?,
                 reserved_pages: pages("resv_hugepages")?,

@@ -8,6 +8,7 @@
 //! which file it was and why. Reading never fails and needs no privilege beyond the file's own.
 
 pub mod btf;
+pub mod cgroup;
 pub mod config;
 pub mod cpu;
 pub mod hugetlb;
@@ -28,7 +29,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-pub use btf::{Btf, Offsets};
+pub use btf::{Btf, Constants, Offsets};
 pub use config::KernelConfig;
 pub use cpu::Cpu;
 pub use hugetlb::HugetlbPool;
@@ -85,6 +86,8 @@ pub struct Facts {
     pub tracefs: Option<PathBuf>,
     /// Directory of debugfs, not prefixed with the root. `None`: not mounted.
     pub debugfs: Option<PathBuf>,
+    /// Directory of cgroup2, not prefixed with the root. `None`: not mounted.
+    pub cgroup2: Option<PathBuf>,
     /// Who we are and what we may do.
     pub privileges: Privileges,
     /// Whether kprobes can be opened as perf events. `None`: cannot be told (no sysfs).
@@ -151,6 +154,7 @@ impl Facts {
                 .and_then(|text| source::bracketed(&text).map(str::to_owned)),
             tracefs: mounts.tracefs,
             debugfs: mounts.debugfs,
+            cgroup2: mounts.cgroup2,
             privileges: Privileges::read(&mut source),
             kprobes: kprobes(&source),
             unread: source.into_unread(),

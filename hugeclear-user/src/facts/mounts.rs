@@ -1,14 +1,15 @@
-//! Where tracefs and debugfs are mounted.
+//! Where tracefs, debugfs and cgroup2 are mounted.
 
 use std::path::PathBuf;
 
 use super::source::Source;
 
-/// Mount points of the two file systems that tracing uses.
+/// Mount points of the file systems that tracing uses.
 #[derive(Debug, Default)]
 pub(super) struct Mounts {
     pub(super) tracefs: Option<PathBuf>,
     pub(super) debugfs: Option<PathBuf>,
+    pub(super) cgroup2: Option<PathBuf>,
 }
 
 impl Mounts {
@@ -28,6 +29,10 @@ impl Mounts {
             let below = debugfs.as_ref()?.join("tracing");
             source.exists(&below).then_some(below)
         });
-        Self { tracefs, debugfs }
+        Self {
+            tracefs,
+            debugfs,
+            cgroup2: of_type("cgroup2"),
+        }
     }
 }

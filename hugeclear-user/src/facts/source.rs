@@ -120,6 +120,16 @@ pub(crate) fn bracketed(text: &str) -> Option<&str> {
         .find_map(|word| word.strip_prefix('[')?.strip_suffix(']'))
 }
 
+/// The bytes that the directory name `hugepages-<n>kB` stands for.
+pub(crate) fn page_size_of_name(name: &str) -> Option<u64> {
+    let kib: u64 = name
+        .strip_prefix("hugepages-")?
+        .strip_suffix("kB")?
+        .parse()
+        .ok()?;
+    kib.checked_mul(1024)
+}
+
 /// Numbers of a kernel list such as `0-3,8,10-11`; `None` if it is not one.
 /// Longer than any machine's CPU list is refused, so that noise cannot ask for gigabytes.
 pub(crate) fn number_list(text: &str) -> Option<Vec<u32>> {

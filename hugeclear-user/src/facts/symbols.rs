@@ -36,6 +36,9 @@ pub const INTERESTING: &[&str] = &[
     "alloc_huge_page",
     "alloc_hugetlb_folio",
     "mm_get_huge_zero_folio",
+    "mm_get_huge_zero_page",
+    "memfd_alloc_folio",
+    "hugetlbfs_fallocate",
     "get_page_from_freelist",
     "try_to_compact_pages",
     "try_to_free_pages",
@@ -54,6 +57,10 @@ pub const INTERESTING: &[&str] = &[
     "preempt_dynamic_mode",
     "init_on_alloc",
     "init_on_free",
+    "huge_zero_folio",
+    "huge_zero_page",
+    "vm_event_states",
+    "__per_cpu_offset",
 ];
 
 /// What kallsyms, ftrace and kprobes say of the interesting symbols.

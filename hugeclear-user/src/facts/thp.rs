@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::source::{Source, bracketed};
+use super::source::{Source, bracketed, page_size_of_name};
 
 /// Where the settings live, without the leading `/`.
 pub(crate) const DIR: &str = "sys/kernel/mm/transparent_hugepage";
@@ -110,15 +110,11 @@ impl Thp {
             .names(DIR)
             .iter()
             .filter_map(|name| {
-                let kib: u64 = name
-                    .strip_prefix("hugepages-")?
-                    .strip_suffix("kB")?
-                    .parse()
-                    .ok()?;
+                let bytes = page_size_of_name(name)?;
                 // Sizes for shared memory alone have no `enabled` (since 6.11).
                 let path = format!("{DIR}/{name}/enabled");
                 source.exists(&path).then(|| ThpSize {
-                    bytes: kib.saturating_mul(1024),
+                    bytes,
                     enabled: enabled(source, path),
                 })
             })

@@ -47,27 +47,29 @@ impl Attachment {
 
 /// Names of a pair's programs: fentry, fexit, kprobe, kretprobe. As in `hugeclear-ebpf/src/main.rs`.
 const fn programs(pair: Pair) -> [&'static str; 4] {
+    macro_rules! names {
+        ($name:literal) => {
+            [
+                concat!($name, "_fentry"),
+                concat!($name, "_fexit"),
+                concat!($name, "_kprobe"),
+                concat!($name, "_kretprobe"),
+            ]
+        };
+    }
     match pair {
-        Pair::Clear => [
-            "clear_fentry",
-            "clear_fexit",
-            "clear_kprobe",
-            "clear_kretprobe",
-        ],
-        Pair::ClearGigantic => [
-            "gigantic_fentry",
-            "gigantic_fexit",
-            "gigantic_kprobe",
-            "gigantic_kretprobe",
-        ],
-        Pair::Allocator => [
-            "allocator_fentry",
-            "allocator_fexit",
-            "allocator_kprobe",
-            "allocator_kretprobe",
-        ],
-        Pair::ThpFault => ["thp_fentry", "thp_fexit", "thp_kprobe", "thp_kretprobe"],
-        Pair::AnonFault => ["anon_fentry", "anon_fexit", "anon_kprobe", "anon_kretprobe"],
+        Pair::Clear => names!("clear"),
+        Pair::ClearGigantic => names!("gigantic"),
+        Pair::Allocator => names!("allocator"),
+        Pair::Copy => names!("copy"),
+        Pair::HugeZeroPage => names!("zero_page"),
+        Pair::ThpFault => names!("thp"),
+        Pair::AnonFault => names!("anon"),
+        Pair::HugetlbFault => names!("hugetlb"),
+        Pair::Fallocate => names!("fallocate"),
+        Pair::Memfd => names!("memfd"),
+        Pair::Compaction => names!("compaction"),
+        Pair::Reclaim => names!("reclaim"),
     }
 }
 

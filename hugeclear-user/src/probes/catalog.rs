@@ -1,7 +1,7 @@
 //! The sites as data. To support a new place where a kernel clears, add a row here.
 
 use hugeclear_ebpf::{
-    config::{Pair, SizeFrom},
+    config::{AddressFrom, Pair, SizeFrom},
     key::Site,
 };
 
@@ -16,6 +16,10 @@ pub struct Function {
     pub pair: Pair,
     /// Where the size of the page is found.
     pub size_from: SizeFrom,
+    /// Where the address that faulted is found.
+    pub address_from: AddressFrom,
+    /// Whether the first argument points to the page that is cleared, or copied to.
+    pub page_is_arg1: bool,
     /// Only calls whose third argument is this function are clears.
     pub only_function: Option<&'static str>,
     /// Whether its duration includes more than the clear.
@@ -34,6 +38,8 @@ const CLEAR: Function = Function {
     site: Site::FolioZeroUser,
     pair: Pair::Clear,
     size_from: SizeFrom::FolioOrder,
+    address_from: AddressFrom::Argument,
+    page_is_arg1: true,
     only_function: None,
     derived: false,
     every_allocation: false,
@@ -64,6 +70,8 @@ pub const INNER_CLEARS: &[Function] = &[
         name: "process_huge_page",
         site: Site::ProcessHugePage,
         size_from: SizeFrom::PagesArg2,
+        address_from: AddressFrom::Fault,
+        page_is_arg1: false,
         only_function: Some("clear_subpage"),
         versions: "5.0 to 6.19; inlined in Debian's kernels",
         ..CLEAR
@@ -78,19 +86,47 @@ pub const INNER_CLEARS: &[Function] = &[
     },
 ];
 
+/// The functions that copy a huge page: the first that exists.
+pub const COPIES: &[Function] = &[
+    Function {
+        name: "copy_user_large_folio",
+        site: Site::CopyUserLargeFolio,
+        pair: Pair::Copy,
+        address_from: AddressFrom::Argument,
+        versions: "6.4 and later",
+        ..CLEAR
+    },
+    Function {
+        name: "copy_user_huge_page",
+        site: Site::CopyUserHugePage,
+        pair: Pair::Copy,
+        size_from: SizeFrom::PagesArg5,
+        address_from: AddressFrom::Argument,
+        versions: "until 6.3",
+        ..CLEAR
+    },
+];
+
 const ALLOCATOR: Function = Function {
     site: Site::Allocator,
     pair: Pair::Allocator,
+    address_from: AddressFrom::Fault,
     ..CLEAR
+};
+
+const ALLOCATION: Function = Function {
+    page_is_arg1: false,
+    derived: true,
+    ..ALLOCATOR
 };
 
 /// The allocation of a PMD-sized anonymous folio, called for such faults only.
 pub const ALLOCATION_OF_THP: Function = Function {
     name: "vma_alloc_anon_folio_pmd",
     size_from: SizeFrom::Pmd,
-    derived: true,
+    address_from: AddressFrom::Argument,
     versions: "6.18 and later, maybe from 6.13 on",
-    ..ALLOCATOR
+    ..ALLOCATION
 };
 
 /// The allocation of an anonymous folio of any order: the first that exists.
@@ -98,26 +134,23 @@ pub const ALLOCATIONS_OF_ANY_ORDER: &[Function] = &[
     Function {
         name: "vma_alloc_folio_noprof",
         size_from: SizeFrom::OrderArg2,
-        derived: true,
         every_allocation: true,
         versions: "6.10 and later",
-        ..ALLOCATOR
+        ..ALLOCATION
     },
     Function {
         name: "vma_alloc_folio",
         size_from: SizeFrom::OrderArg2,
-        derived: true,
         every_allocation: true,
         versions: "5.19 to 6.9",
-        ..ALLOCATOR
+        ..ALLOCATION
     },
     Function {
         name: "alloc_pages_vma",
         size_from: SizeFrom::OrderArg2,
-        derived: true,
         every_allocation: true,
         versions: "until 5.18",
-        ..ALLOCATOR
+        ..ALLOCATION
     },
 ];
 
@@ -149,26 +182,84 @@ pub const ALLOCATOR_CLEARS: &[Function] = &[
     },
 ];
 
-/// A fault inside which the allocator may clear a huge page.
+/// A function that does not clear, but tells something of the clears in it, or of their faults.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Fault {
+pub struct Around {
     /// Name in the kernel.
     pub name: &'static str,
     /// Programs that trace it.
     pub pair: Pair,
+    /// Number of its parameters: an fexit program finds what the function returns after them.
+    pub parameters: u32,
 }
 
 /// The fault of a PMD-sized anonymous page.
-pub const THP_FAULT: Fault = Fault {
+pub const THP_FAULT: Around = Around {
     name: "do_huge_pmd_anonymous_page",
     pair: Pair::ThpFault,
+    parameters: 1,
 };
 
 /// The fault of every other anonymous page, mTHP included.
-pub const ANON_FAULT: Fault = Fault {
+pub const ANON_FAULT: Around = Around {
     name: "do_anonymous_page",
     pair: Pair::AnonFault,
+    parameters: 1,
 };
+
+/// Everything else that asks for huge pages.
+pub const ASKERS: [Around; 3] = [
+    Around {
+        name: "hugetlb_fault",
+        pair: Pair::HugetlbFault,
+        parameters: 4,
+    },
+    Around {
+        name: "hugetlbfs_fallocate",
+        pair: Pair::Fallocate,
+        parameters: 4,
+    },
+    Around {
+        name: "memfd_alloc_folio",
+        pair: Pair::Memfd,
+        parameters: 2,
+    },
+];
+
+/// What a fault may have to wait for.
+pub const PARTS: [Around; 2] = [
+    Around {
+        name: "try_to_compact_pages",
+        pair: Pair::Compaction,
+        parameters: 6,
+    },
+    Around {
+        name: "try_to_free_pages",
+        pair: Pair::Reclaim,
+        parameters: 4,
+    },
+];
+
+/// The function in which the huge zero page is made, and the variable that points to it: the first of
+/// which both exist. Since 6.12, and before.
+pub const HUGE_ZERO_PAGES: [(Around, &str); 2] = [
+    (
+        Around {
+            name: "mm_get_huge_zero_folio",
+            pair: Pair::HugeZeroPage,
+            parameters: 1,
+        },
+        "huge_zero_folio",
+    ),
+    (
+        Around {
+            name: "mm_get_huge_zero_page",
+            pair: Pair::HugeZeroPage,
+            parameters: 1,
+        },
+        "huge_zero_page",
+    ),
+];
 
 /// The function that switches the preemption model at run time (kernel/sched/core.c).
 pub const PREEMPT_SWITCH: &str = "sched_dynamic_update";

@@ -1,12 +1,14 @@
 //! Configures and loads the kernel side.
 
-use std::ops::RangeInclusive;
+use std::{ops::RangeInclusive, time::Duration};
 
 use anyhow::{Context as _, Result};
 use aya::{Ebpf, EbpfLoader, programs::ProgramType};
 use aya_obj::generated::bpf_func_id;
 use hugeclear_ebpf::{
-    config::{ClearConfig, Config, MAX_SLOT_CPUS, ModelFrom, Pair, TaskOffsets},
+    config::{
+        ClearConfig, Config, FallbackCounters, MAX_SLOT_CPUS, ModelFrom, Pair, TaskOffsets, wanted,
+    },
     key::MAX_ORDER,
 };
 
@@ -14,22 +16,88 @@ use super::{
     keys::{self, Layout},
     select::{Allocator, ProbeSet},
 };
-use crate::facts::Facts;
+use crate::facts::{Facts, cgroup::Cgroup};
 
 /// The eBPF object, built by `build.rs`.
 static OBJECT: &[u8] = aya::include_bytes_aligned!(env!("HUGECLEAR_EBPF_OBJECT"));
 
-/// Which clears to record.
+/// Which clears the kernel side is to record.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Filter {
     /// Only this process (thread group), as the host numbers it.
     pub tgid: Option<u32>,
     /// Only tasks of this name, at most 15 bytes.
     pub comm: Option<String>,
+    /// Only tasks in this cgroup (v2), or below it.
+    pub cgroup: Option<Cgroup>,
     /// Only pages of at least this many bytes.
     pub min_bytes: Option<u64>,
     /// Only pages of at most this many bytes.
     pub max_bytes: Option<u64>,
+}
+
+/// What is told apart beside site, page size, preemption model and CPU. Costs a look-up in a hash map
+/// for each clear, and some precision of the percentiles.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Details {
+    /// Why; needs the faults to be traced.
+    pub cause: bool,
+    /// Where in the page the fault was.
+    pub fault_offset: bool,
+    /// On which node the page's memory is.
+    pub memory_node: bool,
+    /// Which process.
+    pub pid: bool,
+    /// The name of the thread.
+    pub comm: bool,
+    /// The cgroup.
+    pub cgroup: bool,
+}
+
+impl Details {
+    /// Whether anything is.
+    #[must_use]
+    pub fn any(self) -> bool {
+        self != Self::default()
+    }
+}
+
+/// That each clear, copy and fault is to be reported on its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EventRequest {
+    /// Only those that took longer than this.
+    pub slower: Duration,
+    /// With the kernel's stack.
+    pub stacks: bool,
+    /// Size of the ring buffer, in bytes: a power of two, and of whole pages.
+    pub buffer_bytes: u32,
+}
+
+/// What a trace is to record.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Request {
+    /// Of which tasks and pages.
+    pub filter: Filter,
+    /// What to tell apart.
+    pub details: Details,
+    /// The longest time between two clears of a run.
+    pub run_gap: Duration,
+    /// Whether to report each on its own.
+    pub events: Option<EventRequest>,
+    /// Whether the kernel side is to log what it does.
+    pub verbose: bool,
+}
+
+impl Default for Request {
+    fn default() -> Self {
+        Self {
+            filter: Filter::default(),
+            details: Details::default(),
+            run_gap: Duration::from_micros(100),
+            events: None,
+            verbose: false,
+        }
+    }
 }
 
 /// When the model of a clear is to be read.
@@ -54,15 +122,24 @@ pub(super) fn model_from(facts: &Facts, set: &ProbeSet) -> ModelFrom {
 pub(super) fn config(
     facts: &Facts,
     set: &ProbeSet,
-    filter: &Filter,
+    request: &Request,
     layout: &Layout,
     model_from: ModelFrom,
 ) -> Config {
-    let base = facts.page_size_bytes;
+    let filter = &request.filter;
+    let offsets = &facts.btf.offsets;
+    let thp = facts.thp.as_ref();
     let mut config = Config {
         preempt_mode_address: facts.preempt.mode_symbol_address.unwrap_or(0),
-        comm: [0; 2],
-        clears: [ClearConfig::default(); 3],
+        comm: filter.comm.as_deref().map_or([0; 2], comm_words),
+        cgroup: filter.cgroup.map_or(0, |cgroup| cgroup.id),
+        cgroup_level: filter.cgroup.map_or(0, |cgroup| cgroup.level),
+        fallback_counters: fallback_counters(facts),
+        huge_zero_page: set.huge_zero_page.as_ref().map_or(0, |page| page.pointer),
+        run_gap_ns: nanoseconds(request.run_gap),
+        slower_ns: request
+            .events
+            .map_or(0, |events| nanoseconds(events.slower)),
         // In another pid namespace our number may be somebody else's on the host.
         own_tgid: match facts.privileges.initial_pid_namespace {
             Some(true) => std::process::id(),
@@ -77,42 +154,102 @@ pub(super) fn config(
         blocks: layout.blocks(),
         model_from: model_from as u32,
         model: facts.preempt.model as u32,
-        folio_order_offset: facts.btf.offsets.folio_flags_1.unwrap_or(0),
+        folio_order_offset: offsets.folio_flags_1.unwrap_or(0),
         task: task_offsets(facts),
-        pmd_order: facts
-            .thp
-            .as_ref()
-            .and_then(|thp| keys::order(thp.pmd_size_bytes?, base))
+        page_shift: facts.page_size_bytes.ilog2(),
+        pmd_order: thp
+            .and_then(|thp| keys::order(thp.pmd_size_bytes?, facts.page_size_bytes))
             .unwrap_or(0),
         allocator_before_clear: u32::from(set.allocator == Allocator::BeforeClear),
         allocator_in_fault: u32::from(matches!(
             set.allocator,
             Allocator::Probe { in_fault: true, .. }
         )),
+        enclosing: (set.faults.iter()).fold(0, |bits, probe| bits | probe.pair.bit()),
+        faults: u32::from(set.records_faults),
+        cells: u32::from(request.details.any()),
+        wanted: wanted_bits(request.details),
+        // Every bit of the node above the shift; with one node there is none.
+        node_shift: (facts.btf.constants.node_shift)
+            .filter(|shift| *shift < u64::BITS)
+            .unwrap_or(0),
+        fault_address_offset: offsets.fault_address.unwrap_or(0),
+        fault_flags_offset: match thp.and_then(|thp| thp.use_zero_page) {
+            Some(false) => 0,
+            Some(true) | None => offsets.fault_flags.unwrap_or(0),
+        },
+        events: match request.events {
+            None => 0,
+            Some(EventRequest { stacks: false, .. }) => 1,
+            Some(EventRequest { stacks: true, .. }) => 2,
+        },
+        ..Config::default()
     };
-    if let Some(comm) = &filter.comm {
-        let mut bytes = [0; 16];
-        // The kernel keeps 15 bytes of a name and a zero.
-        let length = comm.len().min(15);
-        bytes[..length].copy_from_slice(&comm.as_bytes()[..length]);
-        let (low, high) = bytes.split_at(8);
-        let word = |bytes: &[u8]| u64::from_ne_bytes(bytes.try_into().expect("8 bytes"));
-        config.comm = [word(low), word(high)];
-    }
-    let allocator = match &set.allocator {
-        Allocator::Probe { probe, .. } => Some(probe),
-        Allocator::Untraced | Allocator::BeforeClear => None,
-    };
-    for probe in set.clears.iter().chain(allocator) {
+    for probe in set.probes() {
         if let Some(clear) = probe.clear {
             config.clears[probe.pair as usize] = ClearConfig {
                 site: clear.site as u32,
                 size_from: clear.size_from as u32,
                 only_function: clear.only_function.unwrap_or(0),
+                address_from: clear.address_from as u32,
+                page_is_arg1: u32::from(clear.page_is_arg1),
+                derived: u32::from(clear.derived),
+                padding: 0,
             };
         }
     }
     config
+}
+
+fn nanoseconds(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// A thread's name as the kernel keeps it: 15 bytes and a zero, as two words in memory order.
+fn comm_words(comm: &str) -> [u64; 2] {
+    let mut bytes = [0; 16];
+    let length = comm.len().min(15);
+    bytes[..length].copy_from_slice(&comm.as_bytes()[..length]);
+    let (low, high) = bytes.split_at(8);
+    [low, high].map(|bytes| u64::from_ne_bytes(bytes.try_into().expect("8 bytes")))
+}
+
+fn wanted_bits(details: Details) -> u32 {
+    let Details {
+        cause: _,
+        fault_offset,
+        memory_node,
+        pid,
+        comm,
+        cgroup,
+    } = details;
+    [
+        (fault_offset, wanted::SIXTEENTH),
+        (memory_node, wanted::MEMORY_NODE),
+        (pid, wanted::PID),
+        (comm, wanted::COMM),
+        (cgroup, wanted::CGROUP),
+    ]
+    .into_iter()
+    .filter(|(asked, _)| *asked)
+    .fold(0, |bits, (_, bit)| bits | bit)
+}
+
+/// Where the kernel counts the THP faults that fall back; all 0 where that is not known, or not as we
+/// know it.
+fn fallback_counters(facts: &Facts) -> FallbackCounters {
+    let constants = &facts.btf.constants;
+    let known = || {
+        let index = constants.thp_fault_fallback?;
+        // Both are read at once.
+        (constants.thp_fault_fallback_charge? == index + 1).then_some(())?;
+        let counters = facts.symbols.address("vm_event_states")?;
+        Some(FallbackCounters {
+            address: counters + u64::from(index) * size_of::<u64>() as u64,
+            per_cpu_offset: facts.symbols.address("__per_cpu_offset")?,
+        })
+    };
+    known().unwrap_or_default()
 }
 
 /// Where a task's counters are; all 0 if not all of them are known.
@@ -152,12 +289,15 @@ fn selected_orders(filter: &Filter, base_page_bytes: u64) -> RangeInclusive<u32>
 pub(super) fn load(
     config: &Config,
     layout: &Layout,
-    filter: &Filter,
+    request: &Request,
     base_page_bytes: u64,
-    verbose: bool,
 ) -> Result<Ebpf> {
-    let table = layout.table(&selected_orders(filter, base_page_bytes));
-    let log_level = if verbose { log::Level::Info as u8 } else { 0 };
+    let table = layout.table(&selected_orders(&request.filter, base_page_bytes));
+    let log_level = if request.verbose {
+        log::Level::Info as u8
+    } else {
+        0
+    };
     EbpfLoader::new()
         // Only CO-RE relocations would need it, and Rust emits none: saves parsing it again.
         .btf(None)
@@ -166,6 +306,8 @@ pub(super) fn load(
         .override_global(aya_log::LEVEL, &log_level, false)
         .map_max_entries("SLOTS", layout.cpus * Pair::COUNT)
         .map_max_entries("BLOCKS", layout.cpus * layout.blocks())
+        .map_max_entries("CELLS", layout.cells)
+        .map_max_entries("EVENTS", layout.events_bytes)
         .load(OBJECT)
         .context("the kernel refuses the object or its maps")
 }

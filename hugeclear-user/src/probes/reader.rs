@@ -8,12 +8,15 @@ use aya::{
     maps::{HashMap, Map, MapData},
 };
 use hugeclear_ebpf::{
-    config::Pair,
-    key::OTHER,
-    maps::{Block, SKIP, Slot, Start},
+    config::{Pair, Role},
+    key::{CellKey, OTHER},
+    maps::{Block, Cell, SKIP, Slot, Start},
 };
 
-use super::{keys::Layout, maps::MappedArray};
+use super::{
+    keys::{Key, Layout},
+    maps::MappedArray,
+};
 use crate::window::{Aggregate, Losses, PairCounts, Snapshot};
 
 /// What was recorded up to a moment, and what was not.
@@ -30,6 +33,7 @@ pub(super) struct Reader {
     slots: MappedArray<Slot>,
     blocks: MappedArray<Block>,
     starts: HashMap<MapData, u64, Start>,
+    cells: HashMap<MapData, CellKey, Cell>,
     layout: Layout,
     /// What was read last, so that only what changed is copied again.
     last: Snapshot,
@@ -44,6 +48,7 @@ impl Reader {
             slots: array(ebpf, "SLOTS", layout.cpus * Pair::COUNT)?,
             blocks: array(ebpf, "BLOCKS", layout.cpus * layout.blocks())?,
             starts: HashMap::try_from(take_map(ebpf, "STARTS"))?,
+            cells: HashMap::try_from(take_map(ebpf, "CELLS"))?,
             layout,
             last: Snapshot::default(),
             earlier_calls: 0,
@@ -53,8 +58,8 @@ impl Reader {
     /// From now on exits without entry are losses: so far they were of calls that began before the
     /// entry was attached.
     pub(super) fn forgive_earlier_calls(&mut self) {
-        let clears = Pair::ALL.into_iter().filter(|pair| pair.clears());
-        let pairs = clears.map(|pair| self.counts(pair, None));
+        let all = Pair::ALL.into_iter();
+        let pairs = all.map(|pair| self.counts(pair, None));
         self.earlier_calls = pairs.map(|counts| counts.exits_without_entry).sum();
     }
 
@@ -62,17 +67,23 @@ impl Reader {
     pub(super) fn read(&mut self, pairs: &[(Pair, Option<u64>)]) -> Reading {
         let counts: Vec<PairCounts> = pairs
             .iter()
-            .map(|&(pair, programs_skipped)| match pair.clears() {
-                true => self.counts(pair, programs_skipped),
-                // A fault that is open or unknown is no clear lost, but a skipped program may be.
-                false => PairCounts {
-                    programs_skipped,
-                    ..PairCounts::default()
-                },
+            .map(|&(pair, programs_skipped)| {
+                let counts = self.counts(pair, programs_skipped);
+                match pair.role() {
+                    Role::Clears | Role::MayClear => counts,
+                    // That it is open is no loss: what began before the end is not to be recorded.
+                    Role::Encloses | Role::Part => PairCounts {
+                        entries: 0,
+                        recorded: 0,
+                        open: 0,
+                        overwritten: 0,
+                        ..counts
+                    },
+                }
             })
             .collect();
         let snapshot = self.snapshot();
-        let losses = Losses::new(&counts, snapshot.other_count());
+        let losses = Losses::new(&counts, &snapshot);
         let exits_without_entry = losses
             .exits_without_entry
             .saturating_sub(self.earlier_calls);
@@ -92,7 +103,7 @@ impl Reader {
                 let element = self.blocks.element((cpu * blocks + block) as usize);
                 let key = (block != OTHER).then(|| self.layout.keys[block as usize - 1]);
                 // SAFETY: a field of a valid element; volatile, since the kernel writes it.
-                let count = unsafe { (&raw const (*element).count).read_volatile() };
+                let count = unsafe { (&raw const (*element).totals.count).read_volatile() };
                 let known = self
                     .last
                     .cells
@@ -102,6 +113,13 @@ impl Reader {
                     self.last.cells.insert((cpu, key), Arc::new(copy(element)));
                 }
             }
+        }
+        let cells = self.cells.iter().filter_map(Result::ok);
+        for (key, cell) in cells {
+            self.last.cells.insert(
+                (key.cpu, Key::of_cell(&key)),
+                Arc::new(Aggregate::from(&cell)),
+            );
         }
         self.last.clone()
     }
@@ -118,9 +136,11 @@ impl Reader {
                 .element((cpu * Pair::COUNT + pair as u32) as usize);
             // SAFETY: a valid element; volatile, since the kernel may write it.
             let Slot {
-                owner,
-                padding: _,
                 start,
+                run_owner: _,
+                padding: _,
+                run_end_ns: _,
+                run: _,
                 entries,
                 own_process,
                 overwritten,
@@ -129,9 +149,11 @@ impl Reader {
                 recorded,
                 exits_without_entry,
                 end_before_start,
-                migrated,
+                cells_full,
+                events_dropped,
+                negative_rest,
             } = unsafe { slot.read_volatile() };
-            counts.open += u64::from(owner != 0 && start.block != SKIP);
+            counts.open += u64::from(start.owner != 0 && start.block != SKIP);
             counts.entries += entries;
             counts.own_process += own_process;
             counts.overwritten += overwritten;
@@ -140,7 +162,9 @@ impl Reader {
             counts.recorded += recorded;
             counts.exits_without_entry += exits_without_entry;
             counts.end_before_start += end_before_start;
-            counts.migrated += migrated;
+            counts.cells_full += cells_full;
+            counts.events_dropped += events_dropped;
+            counts.negative_rest += negative_rest;
         }
         let elsewhere = self.starts.iter().filter_map(Result::ok);
         counts.open += elsewhere
@@ -159,9 +183,9 @@ fn copy(element: *const Block) -> Aggregate {
         // SAFETY: a valid element; volatile, since the kernel writes it.
         let after = unsafe {
             block = element.read_volatile();
-            (&raw const (*element).count).read_volatile()
+            (&raw const (*element).totals.count).read_volatile()
         };
-        if after == block.count {
+        if after == block.totals.count {
             break;
         }
     }

@@ -5,12 +5,12 @@ use std::fmt;
 
 use clap::ValueEnum;
 use hugeclear_ebpf::{
-    config::{Pair, SizeFrom},
+    config::{AddressFrom, Pair, Role, SizeFrom},
     key::Site,
 };
 use serde::Serialize;
 
-use super::catalog::{self, Function};
+use super::catalog::{self, Around, Function};
 use crate::{facts::Facts, notes::Note};
 
 /// A way to attach the programs of a pair.
@@ -51,6 +51,8 @@ pub struct Wanted {
     pub method: Option<Method>,
     /// How to trace the allocator.
     pub allocator: AllocatorMode,
+    /// Whether to trace the faults around clears too, with their parts.
+    pub faults: bool,
 }
 
 /// A function to attach to.
@@ -73,6 +75,10 @@ pub struct Clear {
     pub site: Site,
     /// Where the page size is found.
     pub size_from: SizeFrom,
+    /// Where the address that faulted is found.
+    pub address_from: AddressFrom,
+    /// Whether the first argument points to the page.
+    pub page_is_arg1: bool,
     /// Address that the third argument must have.
     pub only_function: Option<u64>,
     /// Whether the duration includes more than the clear.
@@ -121,16 +127,33 @@ impl fmt::Display for Refusal {
 pub struct ProbeSet {
     /// Probes on the clear functions.
     pub clears: Vec<Probe>,
+    /// Probe on the function that copies.
+    pub copies: Option<Probe>,
     /// How the allocator's clears are traced.
     pub allocator: Allocator,
-    /// Probes on the faults around clears.
+    /// Probes on the faults around clears, and on what else asks for huge pages.
     pub faults: Vec<Probe>,
+    /// Whether the faults are recorded, and each clear's cause.
+    pub records_faults: bool,
+    /// Probes on what a fault may have to wait for.
+    pub parts: Vec<Probe>,
+    /// Probe on what makes the huge zero page.
+    pub huge_zero_page: Option<HugeZeroPage>,
     /// Probe on the switch of the preemption model.
     pub preempt_switch: Option<Probe>,
     /// What cannot be used, and why.
     pub refusals: Vec<Refusal>,
     /// What the user should know of this choice.
     pub notes: Vec<Note>,
+}
+
+/// How the clear of the huge zero page is traced.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HugeZeroPage {
+    /// The probe.
+    pub probe: Probe,
+    /// Address of the kernel's pointer to that page.
+    pub pointer: u64,
 }
 
 /// Which clears in the allocator a probe set sees.
@@ -145,6 +168,23 @@ pub enum AllocatorReach {
 }
 
 impl ProbeSet {
+    /// Every probe but that on the switch of the preemption model, in the order in which to attach them:
+    /// what is around a clear before the clear, so that none is found without it.
+    pub fn probes(&self) -> impl Iterator<Item = &Probe> {
+        let allocator = match &self.allocator {
+            Allocator::Probe { probe, .. } => Some(probe),
+            Allocator::Untraced | Allocator::BeforeClear => None,
+        };
+        let zero_page = self.huge_zero_page.as_ref().map(|page| &page.probe);
+        self.faults
+            .iter()
+            .chain(&self.parts)
+            .chain(zero_page)
+            .chain(allocator)
+            .chain(&self.clears)
+            .chain(&self.copies)
+    }
+
     /// Which clears in the allocator it sees, once the pairs of which `is_attached` are attached.
     #[must_use]
     pub fn allocator_reach(&self, is_attached: impl Fn(Pair) -> bool) -> AllocatorReach {
@@ -182,33 +222,59 @@ pub fn select(facts: &Facts, wanted: &Wanted) -> ProbeSet {
             .collect();
     }
 
-    let mut faults = Vec::new();
+    let copies = first_of(facts, wanted, catalog::COPIES, &mut refusals);
+
     let allocator = allocator(facts, wanted, &mut refusals, &mut notes);
-    let needs_faults = match &allocator {
+    let for_allocator = match &allocator {
         Allocator::Untraced => false,
         Allocator::Probe { in_fault, .. } => *in_fault,
         Allocator::BeforeClear => true,
     };
-    if needs_faults {
-        let anonymous = mthp_is_enabled(facts).then_some(catalog::ANON_FAULT);
-        if anonymous.is_some() {
+    let mut around = Vec::new();
+    if facts.thp.is_some() && (for_allocator || wanted.faults) {
+        around.push(catalog::THP_FAULT);
+        if mthp_is_enabled(facts) {
+            around.push(catalog::ANON_FAULT);
+            let why = if wanted.faults {
+                "faults are traced and an mTHP size is enabled"
+            } else {
+                "an mTHP size is enabled and the allocator zeroes"
+            };
+            let remedy = if wanted.faults {
+                ""
+            } else {
+                "; --allocator off avoids it"
+            };
             notes.push(Note::new(
                 "every_fault",
-                "an mTHP size is enabled and the allocator zeroes: the probe on do_anonymous_page \
-                 costs every anonymous page fault a few hundred instructions; --allocator off avoids it",
+                format!(
+                    "{why}: the probe on do_anonymous_page costs every anonymous page fault a few \
+                     hundred instructions{remedy}"
+                ),
             ));
         }
-        for fault in [catalog::THP_FAULT].into_iter().chain(anonymous) {
-            faults.extend(
-                found(facts, wanted, fault.name, 1, &mut refusals).map(|found| Probe {
-                    function: found.function,
-                    pair: fault.pair,
-                    clear: None,
-                    methods: found.methods,
-                }),
-            );
+    }
+    let mut parts = Vec::new();
+    let mut huge_zero_page = None;
+    if wanted.faults {
+        around.extend(catalog::ASKERS);
+        let parts_of_fault = catalog::PARTS.iter();
+        parts.extend(
+            parts_of_fault.filter_map(|part| probe_around(facts, wanted, part, &mut refusals)),
+        );
+        huge_zero_page = find_huge_zero_page(facts, wanted, &mut refusals);
+        if facts.thp.is_some() && huge_zero_page.is_none() {
+            notes.push(Note::new(
+                "huge_zero_page_unseen",
+                "the clear of the huge zero page, once per boot, is not seen: where it is made \
+                 cannot be traced on this kernel",
+            ));
         }
     }
+    let faults = around
+        .iter()
+        .filter_map(|around| probe_around(facts, wanted, around, &mut refusals))
+        .collect();
 
     // Under RT the model is `rt` whatever the mode is.
     let preempt_switch = (facts.preempt.modes.iter())
@@ -224,8 +290,12 @@ pub fn select(facts: &Facts, wanted: &Wanted) -> ProbeSet {
 
     ProbeSet {
         clears,
+        copies,
         allocator,
         faults,
+        records_faults: wanted.faults,
+        parts,
+        huge_zero_page,
         preempt_switch,
         refusals,
         notes,
@@ -318,6 +388,25 @@ fn allocator(
     }
 }
 
+/// The probe on what makes the huge zero page, where its pointer can be read too.
+fn find_huge_zero_page(
+    facts: &Facts,
+    wanted: &Wanted,
+    refusals: &mut Vec<Refusal>,
+) -> Option<HugeZeroPage> {
+    facts.thp.as_ref()?;
+    let mut candidates = catalog::HUGE_ZERO_PAGES.iter();
+    let (around, pointer) =
+        candidates.find(|(around, _)| facts.symbols.variants(around.name).next().is_some())?;
+    let Some(pointer) = facts.symbols.address(pointer) else {
+        let reason = format!("the address of {pointer} is not known");
+        refusals.push(refuse(around.name, reason));
+        return None;
+    };
+    let probe = probe_around(facts, wanted, around, refusals)?;
+    Some(HugeZeroPage { probe, pointer })
+}
+
 /// Whether any anonymous page size between a base page and a PMD is switched on.
 fn mthp_is_enabled(facts: &Facts) -> bool {
     keys_of_enabled_mthp(facts).next().is_some()
@@ -347,6 +436,34 @@ fn first_of<'a>(
         .find_map(|function| probe_of(facts, wanted, function, refusals))
 }
 
+/// The probe on a function around clears, or `None`; and why what cannot be used cannot.
+fn probe_around(
+    facts: &Facts,
+    wanted: &Wanted,
+    around: &Around,
+    refusals: &mut Vec<Refusal>,
+) -> Option<Probe> {
+    let mut found = found(facts, wanted, around.name, around.parameters, refusals)?;
+    // An fexit program finds what the function returns after its arguments.
+    let parameters = facts.btf.function(around.name).map(|btf| btf.parameters);
+    if around.pair.role() == Role::Encloses
+        && parameters.is_some_and(|parameters| parameters != around.parameters)
+    {
+        found.methods.retain(|method| *method != Method::Fentry);
+        let reason = "its prototype is not the one we know";
+        refusals.push(Refusal {
+            method: Some(Method::Fentry),
+            ..refuse(around.name, reason)
+        });
+    }
+    (!found.methods.is_empty()).then_some(Probe {
+        function: found.function,
+        pair: around.pair,
+        clear: None,
+        methods: found.methods,
+    })
+}
+
 /// The probe on a function of the catalog, or `None`; and why what cannot be used cannot.
 fn probe_of(
     facts: &Facts,
@@ -358,6 +475,7 @@ fn probe_of(
         SizeFrom::FolioOrder | SizeFrom::Pmd => 1,
         SizeFrom::PagesArg2 | SizeFrom::OrderArg2 => 2,
         SizeFrom::PagesArg3 => 3,
+        SizeFrom::PagesArg5 => 5,
     };
     let mut found = found(facts, wanted, row.name, parameters, refusals)?;
     if row.in_interrupts {
@@ -396,6 +514,8 @@ fn probe_of(
         clear: Some(Clear {
             site: row.site,
             size_from: row.size_from,
+            address_from: row.address_from,
+            page_is_arg1: row.page_is_arg1,
             only_function,
             derived: row.derived,
         }),

@@ -4,14 +4,14 @@ use std::{fmt, time::Duration};
 
 use aya::{Btf, Ebpf, maps::Array};
 use hugeclear_ebpf::{
-    config::{ModelFrom, Pair},
+    config::{ModelFrom, Pair, Role},
     key::Site,
 };
 use serde::{Deserialize, Serialize};
 
 use super::{
     attach::{self, Attachment},
-    config::{self, Filter},
+    config::{self, Request},
     keys::Layout,
     reader::{Reader, Reading},
     select::{Allocator, AllocatorReach, Method, Probe, ProbeSet, Refusal},
@@ -95,17 +95,13 @@ pub struct Tracer {
 }
 
 impl Tracer {
-    /// Attaches `set`, the probe set of this machine's `facts`, and begins to record.
+    /// Attaches `set`, the probe set of this machine's `facts`, and begins to record what `request`
+    /// says.
     ///
     /// # Errors
     /// If nothing can be traced. That a probe was refused while another serves is no error: see
     /// [`Tracer::refusals`].
-    pub fn attach(
-        facts: &Facts,
-        set: &ProbeSet,
-        filter: &Filter,
-        verbose: bool,
-    ) -> Result<Self, TraceError> {
+    pub fn attach(facts: &Facts, set: &ProbeSet, request: &Request) -> Result<Self, TraceError> {
         check_privileges(facts)?;
         let no_site = |refusals| TraceError::NoSite {
             release: facts.release.clone(),
@@ -120,11 +116,11 @@ impl Tracer {
             .present
             .then(Btf::from_sys_fs)
             .and_then(Result::ok);
-        let layout = Layout::new(facts, set);
+        let layout = Layout::new(facts, set, request);
 
         let load = |model_from| {
-            let config = config::config(facts, set, filter, &layout, model_from);
-            config::load(&config, &layout, filter, facts.page_size_bytes, verbose)
+            let config = config::config(facts, set, request, &layout, model_from);
+            config::load(&config, &layout, request, facts.page_size_bytes)
                 .map_err(|error| TraceError::Load(format!("{error:#}")))
         };
         let model_from = config::model_from(facts, set);
@@ -142,12 +138,7 @@ impl Tracer {
         let mut attachments = Vec::new();
         let mut probes = Vec::new();
         let mut notes_of_refusal = Vec::new();
-        let allocator = match &set.allocator {
-            Allocator::Probe { probe, .. } => Some(probe),
-            Allocator::Untraced | Allocator::BeforeClear => None,
-        };
-        // What is around a clear first, so that no clear is found without it.
-        for probe in set.faults.iter().chain(allocator).chain(&set.clears) {
+        for probe in set.probes() {
             // Without the faults, all it sees would seem to be outside of them.
             let lacks_faults = matches!(set.allocator, Allocator::Probe { in_fault: true, .. })
                 && probe.pair == Pair::Allocator
@@ -161,21 +152,26 @@ impl Tracer {
             if let Some((method, pair)) = attached {
                 attachments.push((probe.pair, pair));
                 // Where the allocator's clears are derived from the faults, those are its probes.
-                let from_fault = set.allocator == Allocator::BeforeClear && probe.clear.is_none();
+                let of_allocator = match probe.pair {
+                    Pair::ThpFault | Pair::AnonFault => set.allocator == Allocator::BeforeClear,
+                    Pair::HugeZeroPage => true,
+                    _ => false,
+                };
                 probes.push(AttachedProbe {
                     site: match probe.clear {
                         Some(clear) => Some(clear.site),
-                        None => from_fault.then_some(Site::Allocator),
+                        None => of_allocator.then_some(Site::Allocator),
                     },
                     function: probe.function.clone(),
                     method: method.to_string(),
-                    derived: from_fault || probe.clear.is_some_and(|clear| clear.derived),
+                    derived: of_allocator || probe.clear.is_some_and(|clear| clear.derived),
                 });
             } else {
                 notes_of_refusal.push(note_of_refusal(probe, &refusals));
             }
         }
-        if !attachments.iter().any(|(pair, _)| pair.clears()) {
+        let clears = |pair: Pair| pair.role() == Role::Clears && pair != Pair::Copy;
+        if !attachments.iter().any(|(pair, _)| clears(*pair)) {
             return Err(no_site(refusals));
         }
         let allocator_reach = set.allocator_reach(|pair| is_attached(&attachments, pair));

@@ -2,6 +2,8 @@
 
 mod table;
 
+use std::collections::BTreeSet;
+
 use serde::Serialize;
 
 pub use table::table;
@@ -10,7 +12,7 @@ use crate::{
     facts::{Facts, PreemptModel},
     notes::Note,
     probes::tracer::AttachedProbe,
-    window::{Losses, Row},
+    window::{By, FaultRow, ImpactRow, Losses, Row},
 };
 
 /// What a report is of.
@@ -37,16 +39,42 @@ pub struct Report {
     pub facts: Summary,
     /// How the sites are traced.
     pub probes: Vec<AttachedProbe>,
-    /// The clears. Rows never overlap.
+    /// What the rows are told apart by.
+    #[serde(skip)]
+    pub by: BTreeSet<By>,
+    /// The clears and copies. Rows never overlap.
     pub rows: Vec<Row>,
     /// The sums of `rows` over the CPUs, where those are of single CPUs: a table shows them, a
     /// program can add.
     #[serde(skip)]
     pub totals: Vec<Row>,
+    /// The faults around clears, if they are traced.
+    pub faults: Vec<FaultRow>,
+    /// What the kernel itself counted of anonymous huge-page faults meanwhile, on the whole machine, by
+    /// page size.
+    pub fault_counts: Vec<FaultCount>,
+    /// The tasks that waited for a clear to end, if they are traced.
+    pub sched_impact: Vec<ImpactRow>,
     /// What the rows do not hold; cumulative since the trace began.
     pub losses: Losses,
     /// What one should know.
     pub notes: Vec<Note>,
+}
+
+/// The kernel's own count of the anonymous faults of one page size. Source: `/proc/vmstat`
+/// (`thp_fault_alloc`, `thp_fault_fallback`, `thp_fault_fallback_charge`), and for sizes below a PMD's
+/// `hugepages-<n>kB/stats` (`anon_fault_alloc`, `anon_fault_fallback`, `anon_fault_fallback_charge`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct FaultCount {
+    /// Bytes of the page.
+    pub page_size_bytes: u64,
+    /// Faults that got such a page.
+    pub mapped: u64,
+    /// Faults that could not, and fell back to a smaller size. A fault whose mapping has no room for
+    /// the page is not counted.
+    pub fallback: u64,
+    /// Part of `fallback` for the memory cgroup's limit.
+    pub fallback_charge: u64,
 }
 
 /// The facts that a result depends on.
@@ -124,13 +152,17 @@ pub fn json(report: &Report) -> String {
 mod tests {
     use std::{collections::BTreeMap, sync::Arc};
 
-    use hugeclear_ebpf::{bucket, key::Site};
+    use hugeclear_ebpf::{
+        bucket,
+        key::{Cause, Outcome, Site},
+        maps::Run,
+    };
 
     use super::*;
     use crate::{
         facts::recorded::facts,
-        probes::keys::Key,
-        window::{Aggregate, Grouping, Snapshot, Terms, rows},
+        probes::keys::{Comm, Key, Subject},
+        window::{Aggregate, Grouping, Parts, Snapshot, Terms, rows},
     };
 
     fn aggregate(durations: &[u64]) -> Arc<Aggregate> {
@@ -144,44 +176,73 @@ mod tests {
                 max_ns: ns,
                 preempted_ns: ns / 8,
                 switches: 1,
+                longest_run: Run { ns, clears: 1 },
                 histogram: BTreeMap::from([(bucket::index(ns) as u16, 1)]),
+                ..Aggregate::default()
             });
         }
         Arc::new(aggregate)
     }
 
-    fn report(kind: Kind, grouping: Grouping) -> Report {
-        let key = |site, order| {
-            Some(Key {
-                site,
-                order,
-                model: PreemptModel::Voluntary,
-            })
+    /// A report of some clears and faults, told apart by `by` too.
+    fn report(kind: Kind, by: &[By]) -> Report {
+        let key = |site, order| Key::of_block(site, order, PreemptModel::Voluntary);
+        let cell = |cpu, key, durations: &[u64]| ((cpu, Some(key)), aggregate(durations));
+        let remote = Key {
+            memory_node: Some(1),
+            comm: Some(Comm(*b"postgres\0\0\0\0\0\0\0\0")),
+            ..key(Site::FolioZeroUser, 9)
+        };
+        let fault = |outcome, durations: &[u64]| {
+            let key = Key {
+                subject: Subject::Fault,
+                cause: Some(Cause::ThpFault),
+                outcome: Some(outcome),
+                ..key(Site::FolioZeroUser, 9)
+            };
+            let mut aggregate = Arc::unwrap_or_clone(aggregate(durations));
+            aggregate.parts = Parts {
+                clear_ns: aggregate.sum_ns as u64 / 2,
+                compaction_ns: aggregate.sum_ns as u64 / 4,
+                reclaim_ns: 0,
+            };
+            ((0, Some(key)), Arc::new(aggregate))
         };
         let snapshot = Snapshot {
             cells: BTreeMap::from([
-                (
-                    (0, key(Site::FolioZeroUser, 9)),
-                    aggregate(&[118_000, 121_500, 119_250, 640_000]),
+                cell(
+                    0,
+                    key(Site::FolioZeroUser, 9),
+                    &[118_000, 121_500, 119_250, 640_000],
                 ),
-                (
-                    (11, key(Site::FolioZeroUser, 9)),
-                    aggregate(&[131_000, 129_000]),
-                ),
-                ((11, key(Site::FolioZeroUser, 18)), aggregate(&[92_100_000])),
-                (
-                    (11, key(Site::Allocator, 9)),
-                    aggregate(&[180_000, 175_000]),
-                ),
+                cell(11, key(Site::FolioZeroUser, 9), &[131_000, 129_000]),
+                cell(11, remote, &[190_000, 188_000]),
+                cell(11, key(Site::FolioZeroUser, 18), &[92_100_000]),
+                cell(11, key(Site::Allocator, 9), &[180_000, 175_000]),
+                cell(11, key(Site::CopyUserLargeFolio, 9), &[230_000]),
                 ((11, None), aggregate(&[9_100])),
+                fault(Outcome::Mapped, &[400_000, 380_000]),
+                fault(Outcome::FallbackCharge, &[9_000]),
             ]),
         };
         let terms = Terms {
             base_page_bytes: 4096,
             derived: vec![Site::Allocator],
             counts_waiting: true,
+            node_of_cpu: BTreeMap::from([(0, 0), (11, 0)]),
+            cgroups: BTreeMap::new(),
         };
-        let rows = |grouping| rows(&snapshot, grouping, &terms);
+        let grouping = Grouping {
+            by: By::DEFAULT.iter().chain(by).copied().collect(),
+            ..Grouping::default()
+        };
+        let without_cpu = Grouping {
+            by: (grouping.by.iter().copied())
+                .filter(|key| *key != By::Cpu)
+                .collect(),
+            ..grouping.clone()
+        };
+        let all = rows(&snapshot, &grouping, &terms);
         let probe = |site, function: &str, derived| AttachedProbe {
             site,
             function: function.to_owned(),
@@ -197,11 +258,21 @@ mod tests {
                 probe(Some(Site::Allocator), "do_huge_pmd_anonymous_page", true),
                 probe(Some(Site::FolioZeroUser), "folio_zero_user", false),
             ],
-            rows: rows(grouping),
-            totals: match grouping {
-                Grouping::Machine => Vec::new(),
-                Grouping::PerCpu => rows(Grouping::Machine),
+            rows: all.clears,
+            totals: if by.contains(&By::Cpu) {
+                rows(&snapshot, &without_cpu, &terms).clears
+            } else {
+                Vec::new()
             },
+            by: grouping.by,
+            faults: all.faults,
+            fault_counts: vec![FaultCount {
+                page_size_bytes: 2 << 20,
+                mapped: 2,
+                fallback: 1,
+                fallback_charge: 1,
+            }],
+            sched_impact: all.impact,
             losses: Losses {
                 migrated: 1,
                 other_keys: 1,
@@ -215,33 +286,52 @@ mod tests {
 
     #[test]
     fn table_of_the_machine() {
-        insta::assert_snapshot!(table(&report(Kind::Total, Grouping::Machine)));
+        insta::assert_snapshot!(table(&report(Kind::Total, &[])));
     }
 
     #[test]
     fn table_per_cpu() {
-        insta::assert_snapshot!(table(&report(Kind::Total, Grouping::PerCpu)));
+        insta::assert_snapshot!(table(&report(Kind::Total, &[By::Cpu])));
     }
 
     #[test]
     fn table_of_a_window() {
-        insta::assert_snapshot!(table(&report(Kind::Window, Grouping::Machine)));
+        insta::assert_snapshot!(table(&report(Kind::Window, &[])));
+    }
+
+    #[test]
+    fn table_of_faults() {
+        let by = [By::Cause, By::Outcome];
+        insta::assert_snapshot!(table(&report(Kind::Total, &by)));
+    }
+
+    #[test]
+    fn table_per_node() {
+        let by = [By::Node, By::MemNode];
+        insta::assert_snapshot!(table(&report(Kind::Total, &by)));
+    }
+
+    #[test]
+    fn table_per_comm() {
+        insta::assert_snapshot!(table(&report(Kind::Total, &[By::Comm])));
     }
 
     #[test]
     fn table_without_clears() {
         let nothing = Report {
             rows: Vec::new(),
+            faults: Vec::new(),
+            fault_counts: Vec::new(),
             losses: Losses::default(),
             notes: vec![Note::new("no_clears", "no huge page was faulted")],
-            ..report(Kind::Total, Grouping::Machine)
+            ..report(Kind::Total, &[])
         };
         insta::assert_snapshot!(table(&nothing));
     }
 
     #[test]
     fn json_is_one_line_and_has_the_promised_fields() {
-        let line = json(&report(Kind::Total, Grouping::PerCpu));
+        let line = json(&report(Kind::Total, &[By::Cpu]));
         assert_eq!(line.lines().count(), 1);
         let value: serde_json::Value = serde_json::from_str(&line).unwrap();
         insta::assert_snapshot!(serde_json::to_string_pretty(&value).unwrap());

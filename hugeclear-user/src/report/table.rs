@@ -1,20 +1,22 @@
 //! The table for people.
 
-use std::fmt::Write as _;
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt::Write as _,
+};
+
+use hugeclear_ebpf::key::{Cause, Outcome, Site};
 
 use tabled::{
     builder::Builder,
-    settings::{
-        Alignment, Padding, Style,
-        object::{Columns, Object as _, Rows},
-    },
+    settings::{Alignment, Padding, Style, object::Columns},
 };
 
-use super::{Kind, Report, Summary};
+use super::{FaultCount, Kind, Report, Summary};
 use crate::{
     probes::tracer::AttachedProbe,
     units,
-    window::{Losses, Row},
+    window::{By, FaultRow, Group, ImpactRow, Losses, Operation, Row, Times},
 };
 
 /// The report as text: the machine, the probes, the rows, what was lost, and the notes.
@@ -31,10 +33,33 @@ pub fn table(report: &Report) -> String {
         Kind::Total => "total of",
     };
     let _ = writeln!(text, "{what} {seconds:.1} s:");
+    let by = &report.by;
     if report.rows.is_empty() {
         let _ = writeln!(text, "no clears");
     } else {
-        let _ = writeln!(text, "{}", rows(&report.rows, &report.totals));
+        let _ = writeln!(text, "{}", rows(by, &report.rows, &report.totals));
+    }
+    if by.contains(&By::Node) && by.contains(&By::MemNode) {
+        text.push_str(&node_matrices(&report.rows));
+    }
+    if !report.faults.is_empty() {
+        let _ = writeln!(
+            text,
+            "faults, and what they were made of:\n{}",
+            fault_rows(by, &report.faults)
+        );
+    }
+    if !report.sched_impact.is_empty() {
+        let _ = writeln!(
+            text,
+            "tasks that woke while their CPU cleared, and how long that clear kept them waiting:\n{}",
+            impact_rows(by, &report.sched_impact)
+        );
+    }
+    if report.kind == Kind::Total {
+        for count in &report.fault_counts {
+            let _ = writeln!(text, "{}", fault_counts_line(count));
+        }
     }
     if report.kind == Kind::Total {
         let _ = writeln!(text, "{}", losses_line(&report.losses));
@@ -81,89 +106,298 @@ fn probes_line(probes: &[AttachedProbe]) -> String {
                 )
             }
             Some(_) => format!("{} ({}{derived})", probe.function, probe.method),
-            None => format!(
-                "{} ({}, for the allocator's sake)",
-                probe.function, probe.method
-            ),
+            None => format!("{} ({})", probe.function, probe.method),
         }
     });
     named.collect::<Vec<_>>().join(", ")
 }
 
-const HEADER: [&str; 14] = [
-    "CPU",
-    "site",
-    "page",
-    "preempt",
-    "count",
-    "mean",
-    "stddev",
-    "p50",
-    "p90",
-    "p99",
-    "max",
-    "GB/s",
-    "preempted",
-    "GB/s on CPU",
-];
-/// How many of the columns, from the left, are words.
-const WORDS: usize = 4;
+/// A column: its title, and whether it holds words, not numbers.
+type Column = (&'static str, bool);
 
-fn rows(rows: &[Row], totals: &[Row]) -> String {
-    let per_cpu = rows.iter().any(|row| row.cpu.is_some());
+/// Lays out records below their titles, numbers to the right.
+fn grid(columns: &[Column], records: impl IntoIterator<Item = Vec<String>>) -> String {
     let mut builder = Builder::default();
-    let skip = usize::from(!per_cpu);
-    builder.push_record(HEADER.into_iter().skip(skip));
-    for row in rows.iter().chain(totals) {
-        builder.push_record(cells(row).into_iter().skip(skip));
+    builder.push_record(columns.iter().map(|(title, _)| *title));
+    for record in records {
+        builder.push_record(record);
     }
     let mut table = builder.build();
-    table
-        .with(Style::blank())
-        .with(Padding::new(0, 1, 0, 0))
-        .modify(
-            Columns::new(..).not(Columns::new(..WORDS - skip)),
-            Alignment::right(),
-        );
-    if per_cpu {
-        table.modify(Columns::first().not(Rows::first()), Alignment::right());
+    table.with(Style::blank()).with(Padding::new(0, 1, 0, 0));
+    for (index, (_, is_word)) in columns.iter().enumerate() {
+        if !is_word {
+            table.modify(Columns::one(index), Alignment::right());
+        }
     }
-    table
-        .to_string()
-        .lines()
-        .map(str::trim_end)
-        .collect::<Vec<_>>()
-        .join("\n")
+    trimmed(&table.to_string())
 }
 
-fn cells(row: &Row) -> [String; 14] {
-    let site = match row.site {
-        Some(site) if row.derived => format!("{} (derived)", site.name()),
-        Some(site) => site.name().to_owned(),
-        None => "other".to_owned(),
+/// Without the spaces at the ends of lines.
+fn trimmed(text: &str) -> String {
+    let lines: Vec<&str> = text.lines().map(str::trim_end).collect();
+    lines.join("\n")
+}
+
+/// What a table shows of the groups of its rows: every key but `site` and `outcome` where those mean
+/// nothing.
+fn keys(by: &BTreeSet<By>, not: By) -> Vec<By> {
+    /// The order of the columns.
+    const ORDER: [By; 12] = [
+        By::Cpu,
+        By::Node,
+        By::MemNode,
+        By::Pid,
+        By::Comm,
+        By::Cgroup,
+        By::Site,
+        By::Cause,
+        By::Outcome,
+        By::PageSize,
+        By::FaultOffset,
+        By::Preempt,
+    ];
+    let shown = ORDER.into_iter();
+    shown
+        .filter(|key| by.contains(key) && *key != not)
+        .collect()
+}
+
+fn column(key: By) -> Column {
+    match key {
+        By::Cpu => ("CPU", false),
+        By::Node => ("node", false),
+        By::MemNode => ("memory", false),
+        By::Pid => ("pid", false),
+        By::Comm => ("comm", true),
+        By::Cgroup => ("cgroup", true),
+        By::Site => ("site", true),
+        By::Cause => ("cause", true),
+        By::Outcome => ("outcome", true),
+        By::PageSize => ("page", true),
+        By::FaultOffset => ("16th", false),
+        By::Preempt => ("preempt", true),
+    }
+}
+
+/// A number or word; `-` if there is none.
+fn or_dash(value: Option<impl ToString>) -> String {
+    value.map_or_else(|| "-".to_owned(), |value| value.to_string())
+}
+
+fn key_cells(keys: &[By], group: &Group) -> Vec<String> {
+    let cell = |key: &By| match key {
+        By::Cpu => group
+            .cpu
+            .map_or_else(|| "all".to_owned(), |cpu| cpu.to_string()),
+        By::Node => or_dash(group.node),
+        By::MemNode => or_dash(group.mem_node),
+        By::Pid => or_dash(group.pid),
+        By::Comm => or_dash(group.comm.as_deref()),
+        By::Cgroup => or_dash(group.cgroup.as_deref()),
+        By::Site => or_dash(group.site.map(Site::name)),
+        By::Cause => or_dash(group.cause.map(Cause::name)),
+        By::Outcome => or_dash(group.outcome.map(Outcome::name)),
+        By::PageSize => or_dash(group.page_size_bytes.map(units::format_bytes)),
+        By::FaultOffset => or_dash(group.fault_offset),
+        By::Preempt => or_dash(group.preempt_model),
     };
-    let word = |value: Option<String>| value.unwrap_or_else(|| "-".to_owned());
+    keys.iter().map(cell).collect()
+}
+
+/// Puts into the first column of words that a row is the sum of so many others.
+fn name_rest(cells: &mut [String], keys: &[By], rest_of: Option<u64>) {
+    let who = keys.iter().position(|key| key.is_who());
+    if let (Some(rest_of), Some(place)) = (rest_of, who) {
+        cells[place] = format!("({rest_of} others)");
+    }
+}
+
+const TIMES: [Column; 7] = [
+    ("count", false),
+    ("mean", false),
+    ("stddev", false),
+    ("p50", false),
+    ("p90", false),
+    ("p99", false),
+    ("max", false),
+];
+
+fn time_cells(times: &Times) -> [String; 7] {
     let ns = |ns: u64| duration(ns as f64);
     [
-        row.cpu
-            .map_or_else(|| "all".to_owned(), |cpu| cpu.to_string()),
-        site,
-        word(row.page_size_bytes.map(units::format_bytes)),
-        word(row.preempt_model.map(|model| model.to_string())),
-        row.count.to_string(),
-        duration(row.mean_ns),
-        word(row.stddev_ns.map(duration)),
-        ns(row.p50_ns),
-        ns(row.p90_ns),
-        ns(row.p99_ns),
-        ns(row.max_ns),
-        word(row.gb_per_s.map(rate)),
-        word(
-            row.preempted_ns
-                .map(|preempted_ns| share(preempted_ns, row.sum_ns)),
-        ),
-        word(row.gb_per_s_on_cpu.map(rate)),
+        times.count.to_string(),
+        duration(times.mean_ns),
+        or_dash(times.stddev_ns.map(duration)),
+        ns(times.p50_ns),
+        ns(times.p90_ns),
+        ns(times.p99_ns),
+        ns(times.max_ns),
     ]
+}
+
+fn rows(by: &BTreeSet<By>, rows: &[Row], totals: &[Row]) -> String {
+    let keys = keys(by, By::Outcome);
+    let mut columns: Vec<Column> = keys.iter().map(|key| column(*key)).collect();
+    let has_site = keys.contains(&By::Site);
+    if !has_site {
+        // Clears and copies are never summed: what they are must show.
+        columns.push(("what", true));
+    }
+    columns.extend(TIMES);
+    columns.extend([
+        ("GB/s", false),
+        ("preempted", false),
+        ("GB/s on CPU", false),
+        ("longest run", false),
+    ]);
+    let records = rows.iter().chain(totals).map(|row| {
+        let mut cells = key_cells(&keys, &row.group);
+        let place = keys.iter().position(|key| *key == By::Site);
+        match place {
+            Some(place) if row.other => "other".clone_into(&mut cells[place]),
+            Some(place) if row.derived => cells[place].push_str(" (derived)"),
+            Some(_) | None => {}
+        }
+        name_rest(&mut cells, &keys, row.rest_of);
+        if !has_site {
+            let what = match (row.operation, row.other, row.derived) {
+                (_, true, _) => "other",
+                (Operation::Copy, ..) => "copy",
+                (Operation::Clear, false, true) => "clear (derived)",
+                (Operation::Clear, false, false) => "clear",
+            };
+            cells.push(what.to_owned());
+        }
+        cells.extend(time_cells(&row.times));
+        let preempted = row
+            .preempted_ns
+            .map(|ns| share(ns as f64, row.times.sum_ns));
+        cells.extend([
+            or_dash(row.gb_per_s.map(rate)),
+            or_dash(preempted),
+            or_dash(row.gb_per_s_on_cpu.map(rate)),
+            or_dash(
+                row.longest_run
+                    .map(|run| format!("{}, {}", run.clears, duration(run.ns as f64))),
+            ),
+        ]);
+        cells
+    });
+    grid(&columns, records)
+}
+
+fn fault_rows(by: &BTreeSet<By>, rows: &[FaultRow]) -> String {
+    let keys = keys(by, By::Site);
+    let columns: Vec<Column> = (keys.iter().map(|key| column(*key)))
+        .chain(TIMES)
+        .chain([
+            ("clear", false),
+            ("compaction", false),
+            ("reclaim", false),
+            ("preempted", false),
+            ("rest", false),
+        ])
+        .collect();
+    let records = rows.iter().map(|row| {
+        let mut cells = key_cells(&keys, &row.group);
+        name_rest(&mut cells, &keys, row.rest_of);
+        cells.extend(time_cells(&row.times));
+        let parts = [
+            row.clear_ns as f64,
+            row.compaction_ns as f64,
+            row.reclaim_ns as f64,
+            row.preempted_ns as f64,
+            row.rest_ns as f64,
+        ];
+        cells.extend(parts.map(|ns| share(ns, row.times.sum_ns)));
+        cells
+    });
+    grid(&columns, records)
+}
+
+fn impact_rows(by: &BTreeSet<By>, rows: &[ImpactRow]) -> String {
+    let asked: BTreeSet<By> = [By::Cpu, By::Node, By::PageSize, By::Preempt]
+        .into_iter()
+        .filter(|key| by.contains(key))
+        .collect();
+    let keys = keys(&asked, By::Site);
+    let columns: Vec<Column> = (keys.iter().map(|key| column(*key))).chain(TIMES).collect();
+    let records = rows.iter().map(|row| {
+        let mut cells = key_cells(&keys, &row.group);
+        cells.extend(time_cells(&row.times));
+        cells
+    });
+    grid(&columns, records)
+}
+
+/// From which node's CPUs which node's memory was cleared, at what rate: one matrix for each page size.
+fn node_matrices(rows: &[Row]) -> String {
+    #[derive(Default)]
+    struct Sum {
+        bytes: u64,
+        ns: u64,
+        count: u64,
+    }
+    let mut sums: BTreeMap<Option<u64>, BTreeMap<(u32, u32), Sum>> = BTreeMap::new();
+    for row in rows.iter().filter(|row| row.operation == Operation::Clear) {
+        if let (Some(node), Some(mem_node), Some(bytes)) =
+            (row.group.node, row.group.mem_node, row.bytes)
+        {
+            let sizes = sums.entry(row.group.page_size_bytes).or_default();
+            let sum = sizes.entry((node, mem_node)).or_default();
+            sum.bytes += bytes;
+            sum.ns += row.times.sum_ns;
+            sum.count += row.times.count;
+        }
+    }
+    let mut text = String::new();
+    for (size, cells) in &sums {
+        let nodes: BTreeSet<u32> = cells.keys().flat_map(|(a, b)| [*a, *b]).collect();
+        let mut builder = Builder::default();
+        let titles = nodes.iter().map(|node| format!("memory {node}"));
+        builder.push_record(["CPUs of".to_owned()].into_iter().chain(titles));
+        for node in &nodes {
+            let cell = |mem_node: &u32| match cells.get(&(*node, *mem_node)) {
+                Some(sum) if sum.ns > 0 => {
+                    format!("{} ({})", rate(sum.bytes as f64 / sum.ns as f64), sum.count)
+                }
+                Some(_) | None => "-".to_owned(),
+            };
+            let cells = nodes.iter().map(cell);
+            builder.push_record([format!("node {node}")].into_iter().chain(cells));
+        }
+        let mut table = builder.build();
+        table
+            .with(Style::blank())
+            .with(Padding::new(0, 1, 0, 0))
+            .modify(Columns::new(1..), Alignment::right());
+        let table = trimmed(&table.to_string());
+        let size = size.map_or(String::new(), |size| {
+            format!(" of {}", units::format_bytes(size))
+        });
+        let _ = writeln!(text, "GB/s (clears) of pages{size}, by node:\n{table}");
+    }
+    text
+}
+
+/// What the kernel counted, in a sentence for each page size.
+fn fault_counts_line(count: &FaultCount) -> String {
+    let FaultCount {
+        page_size_bytes,
+        mapped,
+        fallback,
+        fallback_charge,
+    } = *count;
+    let size = units::format_bytes(page_size_bytes);
+    let charge = match fallback_charge {
+        0 => String::new(),
+        charge => format!(", {charge} of them for a memory cgroup's limit"),
+    };
+    format!(
+        "anonymous faults of {size} on this machine (kernel's count): {mapped} mapped, {fallback} fell \
+         back to smaller pages ({}){charge}",
+        share(fallback as f64, mapped + fallback)
+    )
 }
 
 fn rate(gb_per_s: f64) -> String {
@@ -171,8 +405,8 @@ fn rate(gb_per_s: f64) -> String {
 }
 
 /// A part of a whole, in percent.
-fn share(part: u64, whole: u64) -> String {
-    format!("{:.1} %", part as f64 / whole.max(1) as f64 * 100.0)
+fn share(part: f64, whole: u64) -> String {
+    format!("{:.1} %", part / whole.max(1) as f64 * 100.0)
 }
 
 /// A duration with its unit, to three or four digits.
@@ -201,6 +435,9 @@ fn losses_line(losses: &Losses) -> String {
         open_at_detach,
         programs_skipped,
         other_keys,
+        cells_full,
+        events_dropped,
+        negative_rest,
         migrated,
         own_process,
         outside_faults,
@@ -223,6 +460,9 @@ fn losses_line(losses: &Losses) -> String {
             programs_skipped.unwrap_or(0),
             "programs skipped by the kernel",
         ),
+        (cells_full, "without a row of their own (too many keys)"),
+        (events_dropped, "not printed one by one (ring buffer full)"),
+        (negative_rest, "faults with parts longer than the whole"),
     ]);
     let beside = list(&[
         (migrated, "migrated"),

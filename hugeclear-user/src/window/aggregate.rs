@@ -2,7 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use hugeclear_ebpf::{bucket, maps::Block};
+use hugeclear_ebpf::{
+    bucket::{self, PER_COARSE},
+    maps::{Block, Cell, Run, Totals},
+};
 
 /// Aggregated durations, in ns.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -21,8 +24,29 @@ pub struct Aggregate {
     pub preempted_ns: u64,
     /// Context switches away from the threads inside the clears.
     pub switches: u64,
+    /// Those that ended on another CPU than they began on.
+    pub migrated: u64,
+    /// The longest run of back-to-back clears by one thread; in a difference, nothing if none was
+    /// longer than all before.
+    pub longest_run: Run,
+    /// Of faults: sums of what happened inside.
+    pub parts: Parts,
     /// Number of durations by [`bucket::index`], without the empty buckets.
     pub histogram: BTreeMap<u16, u64>,
+    /// Whether an entry of the histogram stands for [`PER_COARSE`] buckets, the first of which it
+    /// names.
+    pub coarse: bool,
+}
+
+/// What happened inside faults, in ns, each without the time that the thread waited for a CPU.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Parts {
+    /// Clearing.
+    pub clear_ns: u64,
+    /// Direct compaction.
+    pub compaction_ns: u64,
+    /// Direct reclaim.
+    pub reclaim_ns: u64,
 }
 
 impl Aggregate {
@@ -42,9 +66,48 @@ impl Aggregate {
         self.sum_squares = self.sum_squares.saturating_add(other.sum_squares);
         self.preempted_ns += other.preempted_ns;
         self.switches += other.switches;
-        for (&index, &count) in &other.histogram {
+        self.migrated += other.migrated;
+        if other.longest_run.ns > self.longest_run.ns {
+            self.longest_run = other.longest_run;
+        }
+        // Sums that wrap where a fault's parts were longer than the whole, which is counted.
+        self.parts.clear_ns = self.parts.clear_ns.wrapping_add(other.parts.clear_ns);
+        self.parts.compaction_ns += other.parts.compaction_ns;
+        self.parts.reclaim_ns += other.parts.reclaim_ns;
+        if other.coarse && !self.coarse {
+            self.coarse = true;
+            let fine = std::mem::take(&mut self.histogram);
+            self.count_all(&fine);
+        }
+        self.count_all(&other.histogram);
+    }
+
+    /// Adds the entries of a histogram that is not coarser.
+    fn count_all(&mut self, histogram: &BTreeMap<u16, u64>) {
+        for (&index, &count) in histogram {
+            let index = if self.coarse { coarse(index) } else { index };
             *self.histogram.entry(index).or_default() += count;
         }
+    }
+
+    /// The bounds of the durations that an entry of the histogram counts, in ns: from the first,
+    /// inclusive, to the second, exclusive.
+    fn bounds(&self, index: u16) -> (u64, u64) {
+        let index = usize::from(index);
+        let (low, high) = bucket::bounds(index);
+        let alone = index == bucket::UNDERFLOW || index == bucket::OVERFLOW;
+        if self.coarse && !alone {
+            (low, bucket::bounds(index + PER_COARSE - 1).1)
+        } else {
+            (low, high)
+        }
+    }
+
+    /// How far a quantile may be from the truth, as a part of it.
+    #[must_use]
+    pub fn quantile_error(&self) -> f64 {
+        let width = if self.coarse { PER_COARSE as f64 } else { 1.0 };
+        width / (2.0 * f64::from(bucket::SUB_BUCKETS))
     }
 
     /// The durations added since `earlier`, an older state of this same aggregate.
@@ -67,7 +130,7 @@ impl Aggregate {
             .filter(|&(_, count)| count > 0)
             .collect();
         let count = self.count.saturating_sub(earlier.count);
-        let bounds = |index: &u16| bucket::bounds(usize::from(*index));
+        let bounds = |index: &u16| self.bounds(*index);
         let lowest = histogram
             .keys()
             .next()
@@ -83,6 +146,19 @@ impl Aggregate {
             sum_squares: self.sum_squares.saturating_sub(earlier.sum_squares),
             preempted_ns: self.preempted_ns.saturating_sub(earlier.preempted_ns),
             switches: self.switches.saturating_sub(earlier.switches),
+            migrated: self.migrated.saturating_sub(earlier.migrated),
+            longest_run: if self.longest_run.ns > earlier.longest_run.ns {
+                self.longest_run
+            } else {
+                Run::default()
+            },
+            parts: Parts {
+                clear_ns: self.parts.clear_ns.wrapping_sub(earlier.parts.clear_ns),
+                compaction_ns: (self.parts.compaction_ns)
+                    .saturating_sub(earlier.parts.compaction_ns),
+                reclaim_ns: (self.parts.reclaim_ns).saturating_sub(earlier.parts.reclaim_ns),
+            },
+            coarse: self.coarse,
             min_ns: if is_new_min {
                 self.min_ns
             } else {
@@ -124,8 +200,8 @@ impl Aggregate {
     }
 
     /// The duration, in ns, that a share of `quantile` (0 to 1) of the clears did not exceed, by
-    /// nearest rank: the middle of its bucket, within 1.6 % of the true value. `None` without a
-    /// clear.
+    /// nearest rank: the middle of its bucket, within [`Self::quantile_error`] of the true value. `None`
+    /// without a clear.
     #[must_use]
     pub fn quantile_ns(&self, quantile: f64) -> Option<u64> {
         let total: u64 = self.histogram.values().sum();
@@ -134,7 +210,7 @@ impl Aggregate {
         for (&index, &count) in &self.histogram {
             seen += count;
             if seen >= rank {
-                let (low, high) = bucket::bounds(usize::from(index));
+                let (low, high) = self.bounds(index);
                 return Some((low + (high - low) / 2).clamp(self.min_ns, self.max_ns));
             }
         }
@@ -142,30 +218,68 @@ impl Aggregate {
     }
 }
 
-impl From<&Block> for Aggregate {
-    fn from(block: &Block) -> Self {
-        let Block {
+/// The name of the coarse entry that counts bucket `index`.
+fn coarse(index: u16) -> u16 {
+    let first = bucket::first_of_coarse(bucket::coarse(usize::from(index)));
+    u16::try_from(first).unwrap_or(index)
+}
+
+impl From<&Totals> for Aggregate {
+    fn from(totals: &Totals) -> Self {
+        let Totals {
             count,
             sum_ns,
             sum_squares: [low, high],
             max_ns,
             max_complement,
             waited,
-            buckets,
-        } = block;
+            migrated,
+            longest_run,
+        } = *totals;
         Self {
-            count: *count,
-            sum_ns: u128::from(*sum_ns),
-            sum_squares: u128::from(*high) << 64 | u128::from(*low),
-            min_ns: if *count == 0 { 0 } else { !max_complement },
-            max_ns: *max_ns,
+            count,
+            sum_ns: u128::from(sum_ns),
+            sum_squares: u128::from(high) << 64 | u128::from(low),
+            min_ns: if count == 0 { 0 } else { !max_complement },
+            max_ns,
             preempted_ns: waited.run_delay_ns,
             switches: waited.switches,
+            migrated,
+            longest_run,
+            ..Self::default()
+        }
+    }
+}
+
+impl From<&Block> for Aggregate {
+    fn from(block: &Block) -> Self {
+        Self {
             histogram: (0..)
-                .zip(buckets)
+                .zip(&block.buckets)
                 .filter(|(_, count)| **count > 0)
                 .map(|(index, count)| (index, *count))
                 .collect(),
+            ..Self::from(&block.totals)
+        }
+    }
+}
+
+impl From<&Cell> for Aggregate {
+    fn from(cell: &Cell) -> Self {
+        let index = |coarse| u16::try_from(bucket::first_of_coarse(coarse)).unwrap_or(u16::MAX);
+        Self {
+            parts: Parts {
+                clear_ns: cell.inside.clear_ns,
+                compaction_ns: cell.inside.compaction_ns,
+                reclaim_ns: cell.inside.reclaim_ns,
+            },
+            histogram: (0..)
+                .zip(&cell.buckets)
+                .filter(|(_, count)| **count > 0)
+                .map(|(coarse, count)| (index(coarse), u64::from(*count)))
+                .collect(),
+            coarse: true,
+            ..Self::from(&cell.totals)
         }
     }
 }
@@ -188,6 +302,7 @@ mod tests {
                 preempted_ns: ns / 4,
                 switches: 1,
                 histogram: BTreeMap::from([(bucket::index(ns) as u16, 1)]),
+                ..Aggregate::default()
             });
         }
         aggregate
@@ -260,6 +375,30 @@ mod tests {
             let rank = ((quantile * sample.len() as f64).ceil() as usize).clamp(1, sample.len());
             let truth = sample[rank - 1];
             prop_assert!(estimate.abs_diff(truth) * 64 <= truth, "{} is not {}", estimate, truth);
+        }
+
+        #[test]
+        fn coarse_quantiles_are_within_one_part_in_16(
+            mut sample in vec(bucket::MIN_NS..bucket::MAX_NS, 1..200),
+            quantile in 0.0_f64..=1.0,
+        ) {
+            let mut all = Aggregate { coarse: true, ..Aggregate::default() };
+            all.merge(&aggregate(&sample));
+            let estimate = all.quantile_ns(quantile).unwrap();
+            sample.sort_unstable();
+            let rank = ((quantile * sample.len() as f64).ceil() as usize).clamp(1, sample.len());
+            let truth = sample[rank - 1];
+            prop_assert!(estimate.abs_diff(truth) * 16 <= truth, "{} is not {}", estimate, truth);
+        }
+
+        #[test]
+        fn fine_and_coarse_merge_the_same_in_any_order(a in durations(), b in durations()) {
+            let mut rough = Aggregate { coarse: true, ..Aggregate::default() };
+            rough.merge(&aggregate(&b));
+            let mut left = aggregate(&a);
+            left.merge(&rough);
+            rough.merge(&aggregate(&a));
+            prop_assert_eq!(left, rough);
         }
 
         #[test]

@@ -2,6 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::Snapshot;
+
 /// The kernel side's counts of one pair of programs, summed over the CPUs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PairCounts {
@@ -23,8 +25,12 @@ pub struct PairCounts {
     pub exits_without_entry: u64,
     /// See [`Losses::end_before_start`].
     pub end_before_start: u64,
-    /// See [`Losses::migrated`].
-    pub migrated: u64,
+    /// See [`Losses::cells_full`].
+    pub cells_full: u64,
+    /// See [`Losses::events_dropped`].
+    pub events_dropped: u64,
+    /// See [`Losses::negative_rest`].
+    pub negative_rest: u64,
     /// See [`Losses::programs_skipped`].
     pub programs_skipped: Option<u64>,
 }
@@ -50,6 +56,13 @@ pub struct Losses {
     pub programs_skipped: Option<u64>,
     /// Recorded clears whose key had no block of its own: their page size is not known.
     pub other_keys: u64,
+    /// Clears in the row `other`, and faults in none, because all cells were taken by other keys.
+    pub cells_full: u64,
+    /// Recorded clears, copies and faults that were not printed one by one, because the ring buffer was
+    /// full.
+    pub events_dropped: u64,
+    /// Recorded faults whose parts add up to more than the whole.
+    pub negative_rest: u64,
     /// Recorded clears that ended on another CPU than they began on.
     pub migrated: u64,
     /// Clears of the tracer itself, left out.
@@ -60,9 +73,9 @@ pub struct Losses {
 }
 
 impl Losses {
-    /// Sums the counts of all pairs.
+    /// Sums the counts of all pairs, and what the snapshot itself tells.
     #[must_use]
-    pub fn new(pairs: &[PairCounts], other_keys: u64) -> Self {
+    pub fn new(pairs: &[PairCounts], snapshot: &Snapshot) -> Self {
         let sum = |field: fn(&PairCounts) -> u64| pairs.iter().map(field).sum::<u64>();
         let missing = |pair: &PairCounts| {
             pair.entries
@@ -76,8 +89,11 @@ impl Losses {
             map_full: sum(|pair| pair.map_full),
             open_at_detach: sum(|pair| pair.open),
             programs_skipped: pairs.iter().map(|pair| pair.programs_skipped).sum(),
-            other_keys,
-            migrated: sum(|pair| pair.migrated),
+            other_keys: snapshot.other_count(),
+            cells_full: sum(|pair| pair.cells_full),
+            events_dropped: sum(|pair| pair.events_dropped),
+            negative_rest: sum(|pair| pair.negative_rest),
+            migrated: snapshot.migrated(),
             own_process: sum(|pair| pair.own_process),
             outside_faults: sum(|pair| pair.outside_faults),
         }
@@ -95,6 +111,9 @@ impl Losses {
             open_at_detach,
             programs_skipped,
             other_keys: _,
+            cells_full,
+            events_dropped,
+            negative_rest,
             migrated: _,
             own_process: _,
             outside_faults: _,
@@ -104,6 +123,9 @@ impl Losses {
             + end_before_start
             + map_full
             + open_at_detach
+            + cells_full
+            + events_dropped
+            + negative_rest
             + programs_skipped.unwrap_or(0)
             > 0
     }
@@ -124,7 +146,7 @@ mod tests {
             overwritten: 2,
             ..PairCounts::default()
         };
-        let losses = Losses::new(&[pair, PairCounts::default()], 0);
+        let losses = Losses::new(&[pair, PairCounts::default()], &Snapshot::default());
         assert_eq!(losses.entries_without_exit, 2);
         assert_eq!(losses.starts_overwritten, 2);
         assert!(losses.any_lost());

@@ -7,11 +7,14 @@ mod rows;
 
 use std::{collections::BTreeMap, sync::Arc};
 
-pub use aggregate::Aggregate;
+pub use aggregate::{Aggregate, Parts};
 pub use losses::{Losses, PairCounts};
-pub use rows::{Grouping, Row, Terms, rows};
+pub use rows::{
+    By, FaultRow, Group, Grouping, ImpactRow, LongestRun, Only, Operation, Row, Rows, Terms, Times,
+    rows,
+};
 
-use crate::probes::keys::Key;
+use crate::probes::keys::{Key, Subject};
 
 /// Everything recorded up to one moment: for each CPU and key, what ended there.
 ///
@@ -40,16 +43,33 @@ impl Snapshot {
         Self { cells }
     }
 
-    /// Number of clears.
+    /// Number of clears; copies and faults apart.
     #[must_use]
     pub fn count(&self) -> u64 {
-        self.cells.values().map(|aggregate| aggregate.count).sum()
+        let is_clear = |key: &Option<Key>| match key.map(|key| key.subject) {
+            None => true,
+            Some(Subject::Site(site)) => !site.copies(),
+            Some(Subject::Fault | Subject::Impact) => false,
+        };
+        self.sum(is_clear, |aggregate| aggregate.count)
+    }
+
+    /// Number of clears and copies that ended on another CPU than they began on.
+    #[must_use]
+    pub fn migrated(&self) -> u64 {
+        let is_site =
+            |key: &Option<Key>| key.is_none_or(|key| matches!(key.subject, Subject::Site(_)));
+        self.sum(is_site, |aggregate| aggregate.migrated)
     }
 
     /// Number of clears whose key has no block of its own.
     #[must_use]
     pub fn other_count(&self) -> u64 {
-        let other = self.cells.iter().filter(|((_, key), _)| key.is_none());
-        other.map(|(_, aggregate)| aggregate.count).sum()
+        self.sum(Option::is_none, |aggregate| aggregate.count)
+    }
+
+    fn sum(&self, takes: impl Fn(&Option<Key>) -> bool, field: impl Fn(&Aggregate) -> u64) -> u64 {
+        let taken = self.cells.iter().filter(|((_, key), _)| takes(key));
+        taken.map(|(_, aggregate)| field(aggregate)).sum()
     }
 }

@@ -113,6 +113,7 @@ fn a_kprobe_is_not_put_where_interrupts_clear_too() {
         let wanted = Wanted {
             method: Some(Method::Kprobe),
             allocator: AllocatorMode::Exact,
+            ..Wanted::default()
         };
         let set = select(&facts, &wanted);
         assert_eq!(allocator_of(&set), function, "{name}");
