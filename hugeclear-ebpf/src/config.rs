@@ -37,6 +37,11 @@ pub enum Pair {
     Compaction = 10,
     /// `try_to_free_pages`: direct reclaim.
     Reclaim = 11,
+    /// `try_to_free_mem_cgroup_pages`: direct reclaim for a memory cgroup's limit.
+    CgroupReclaim = 12,
+    /// `do_huge_pmd_wp_page`: the fault of a write to the huge zero page, which since 6.18, maybe 6.13,
+    /// allocates and clears a huge page.
+    WriteFault = 13,
 }
 
 /// What the calls of a pair are.
@@ -54,7 +59,7 @@ pub enum Role {
 
 impl Pair {
     /// Every pair, in the order of its number.
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 14] = [
         Self::Clear,
         Self::ClearGigantic,
         Self::Allocator,
@@ -67,6 +72,8 @@ impl Pair {
         Self::Memfd,
         Self::Compaction,
         Self::Reclaim,
+        Self::CgroupReclaim,
+        Self::WriteFault,
     ];
     /// How many there are.
     pub const COUNT: u32 = Self::ALL.len() as u32;
@@ -81,8 +88,9 @@ impl Pair {
             | Self::AnonFault
             | Self::HugetlbFault
             | Self::Fallocate
-            | Self::Memfd => Role::Encloses,
-            Self::Compaction | Self::Reclaim => Role::Part,
+            | Self::Memfd
+            | Self::WriteFault => Role::Encloses,
+            Self::Compaction | Self::Reclaim | Self::CgroupReclaim => Role::Part,
         }
     }
 

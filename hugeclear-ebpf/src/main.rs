@@ -141,6 +141,22 @@ programs!(
     reclaim_kprobe,
     reclaim_kretprobe
 );
+programs!(
+    part,
+    Pair::CgroupReclaim,
+    cgroup_reclaim_fentry,
+    cgroup_reclaim_fexit,
+    cgroup_reclaim_kprobe,
+    cgroup_reclaim_kretprobe
+);
+programs!(
+    fault,
+    Pair::WriteFault,
+    write_fentry,
+    write_fexit,
+    write_kprobe,
+    write_kretprobe
+);
 
 /// Exit of `sched_dynamic_update`: someone switched the preemption model.
 #[fexit]

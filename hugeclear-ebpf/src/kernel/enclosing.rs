@@ -13,12 +13,13 @@ pub(crate) struct Enclosing {
 }
 
 /// The functions, of which none calls another; the most frequent first.
-const PAIRS: [Pair; 5] = [
+const PAIRS: [Pair; 6] = [
     Pair::ThpFault,
     Pair::AnonFault,
     Pair::HugetlbFault,
     Pair::Fallocate,
     Pair::Memfd,
+    Pair::WriteFault,
 ];
 
 /// Finds the call: on this CPU, where it is unless the thread migrated, before it looks elsewhere.
@@ -48,6 +49,7 @@ fn first(find: impl Fn(Pair) -> Option<&'static mut Start>) -> Option<Enclosing>
     try_pair!(2);
     try_pair!(3);
     try_pair!(4);
+    try_pair!(5);
     None
 }
 
@@ -55,7 +57,10 @@ impl Enclosing {
     /// Whether it is a fault of anonymous memory.
     #[inline(always)]
     pub(crate) fn is_anonymous_fault(&self) -> bool {
-        matches!(self.pair, Pair::ThpFault | Pair::AnonFault)
+        matches!(
+            self.pair,
+            Pair::ThpFault | Pair::AnonFault | Pair::WriteFault
+        )
     }
 }
 
@@ -63,7 +68,7 @@ impl Enclosing {
 #[inline(always)]
 pub(crate) fn cause(enclosing: Option<&Enclosing>) -> Cause {
     match enclosing.map(|enclosing| enclosing.pair) {
-        Some(Pair::ThpFault) => Cause::ThpFault,
+        Some(Pair::ThpFault | Pair::WriteFault) => Cause::ThpFault,
         Some(Pair::AnonFault) => Cause::MthpFault,
         Some(Pair::HugetlbFault) => Cause::HugetlbFault,
         Some(Pair::Fallocate) => Cause::Fallocate,

@@ -43,7 +43,7 @@ pub(crate) fn enter(call: &impl Call, pair: Pair) {
     };
     let records = config!(faults) != 0;
     let is_thp = pair as u32 == Pair::ThpFault as u32;
-    let has_vm_fault = is_thp || pair as u32 == Pair::AnonFault as u32;
+    let has_vm_fault = matches!(pair, Pair::ThpFault | Pair::AnonFault | Pair::WriteFault);
     start::put(slot, pair, cpu, thread, 0, |start| {
         start.page = call.argument::<1>();
         start.address = 0;
@@ -88,15 +88,15 @@ pub(crate) fn exit(call: &impl Call, pair: Pair) {
         return;
     }
     let cause = match pair {
-        Pair::ThpFault => Cause::ThpFault,
+        Pair::ThpFault | Pair::WriteFault => Cause::ThpFault,
         Pair::AnonFault => Cause::MthpFault,
         Pair::HugetlbFault => Cause::HugetlbFault,
         // No fault.
         _ => return,
     };
     let happened = start.inside.happened;
-    if pair as u32 == Pair::AnonFault as u32 && happened & CLEARED == 0 {
-        // An ordinary page.
+    if matches!(pair, Pair::AnonFault | Pair::WriteFault) && happened & CLEARED == 0 {
+        // An ordinary page; or a write that needed no new one, or a huge page that was split.
         return;
     }
     let now = start::now();

@@ -2,6 +2,7 @@
 
 use std::{collections::BTreeMap, path::Path, time::Duration};
 
+use hugeclear_ebpf::key::Site;
 use nix::time::{ClockId, clock_gettime};
 
 use super::args::TraceArgs;
@@ -48,12 +49,7 @@ impl<'a> Session<'a> {
             notes: [notes::of_machine(facts), tracer.notes.clone()].concat(),
             terms: Terms {
                 base_page_bytes: facts.page_size_bytes,
-                derived: tracer
-                    .probes
-                    .iter()
-                    .filter(|probe| probe.derived)
-                    .filter_map(|probe| probe.site)
-                    .collect(),
+                derived: derived_sites(&tracer.probes),
                 counts_waiting: facts.btf.offsets.task_run_delay.is_some(),
                 node_of_cpu: nodes
                     .flat_map(|node| node.cpus.iter().map(|cpu| (*cpu, node.id)))
@@ -180,6 +176,17 @@ impl<'a> Session<'a> {
             .filter(|count| count.mapped + count.fallback > 0)
             .collect()
     }
+}
+
+/// The sites of which nothing but derived durations is seen.
+fn derived_sites(probes: &[AttachedProbe]) -> Vec<Site> {
+    let sites = |derived: bool| {
+        let of_kind = probes.iter().filter(move |probe| probe.derived == derived);
+        of_kind.filter_map(|probe| probe.site)
+    };
+    sites(true)
+        .filter(|site| sites(false).all(|exact| exact != *site))
+        .collect()
 }
 
 fn pmd_bytes(facts: &Facts) -> Option<u64> {

@@ -42,6 +42,7 @@ pub const INTERESTING: &[&str] = &[
     "get_page_from_freelist",
     "try_to_compact_pages",
     "try_to_free_pages",
+    "try_to_free_mem_cgroup_pages",
     // fault
     "do_huge_pmd_anonymous_page",
     "do_huge_pmd_wp_page",

@@ -70,6 +70,8 @@ const fn programs(pair: Pair) -> [&'static str; 4] {
         Pair::Memfd => names!("memfd"),
         Pair::Compaction => names!("compaction"),
         Pair::Reclaim => names!("reclaim"),
+        Pair::CgroupReclaim => names!("cgroup_reclaim"),
+        Pair::WriteFault => names!("write"),
     }
 }
 

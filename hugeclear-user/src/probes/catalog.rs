@@ -207,6 +207,14 @@ pub const ANON_FAULT: Around = Around {
     parameters: 1,
 };
 
+/// The fault of a write to the huge zero page. Where [`ALLOCATION_OF_THP`] exists, it allocates and clears
+/// a huge page; before, it splits the mapping.
+pub const WRITE_FAULT: Around = Around {
+    name: "do_huge_pmd_wp_page",
+    pair: Pair::WriteFault,
+    parameters: 1,
+};
+
 /// Everything else that asks for huge pages.
 pub const ASKERS: [Around; 3] = [
     Around {
@@ -227,7 +235,7 @@ pub const ASKERS: [Around; 3] = [
 ];
 
 /// What a fault may have to wait for.
-pub const PARTS: [Around; 2] = [
+pub const PARTS: [Around; 3] = [
     Around {
         name: "try_to_compact_pages",
         pair: Pair::Compaction,
@@ -237,6 +245,12 @@ pub const PARTS: [Around; 2] = [
         name: "try_to_free_pages",
         pair: Pair::Reclaim,
         parameters: 4,
+    },
+    // The number of its parameters changes; of what it is given and returns nothing is read.
+    Around {
+        name: "try_to_free_mem_cgroup_pages",
+        pair: Pair::CgroupReclaim,
+        parameters: 1,
     },
 ];
 

@@ -20,7 +20,7 @@ use crate::{
     notes::Note,
 };
 
-/// Memory that all maps together may take, in bytes; it can be kept up to 4,800 possible CPUs.
+/// Memory that all maps together may take, in bytes; it can be kept up to 4,500 possible CPUs.
 pub const MEMORY_LIMIT_BYTES: u64 = 64 << 20;
 
 /// What the maps take that do not depend on the number of CPUs, in bytes, rounded up: 16,384 starts with
@@ -169,8 +169,10 @@ fn comm_bytes(words: [u64; 2]) -> [u8; 16] {
 pub struct Layout {
     /// Possible CPUs.
     pub cpus: u32,
-    /// Key of each block after [`OTHER`].
+    /// The keys that are expected: those of the blocks after [`OTHER`], in this order.
     pub keys: Vec<Key>,
+    /// Whether clears are kept in cells, so that there is no block but [`OTHER`].
+    pub in_cells: bool,
     /// How many keys that can occur found no room.
     pub without_block: usize,
     /// Cells of all CPUs; 1, never used, if none are needed.
@@ -258,10 +260,7 @@ impl Layout {
             }
         }
 
-        if request.details.any() {
-            keys.clear();
-        }
-
+        let in_cells = request.details.any();
         let smallest = request.events.map(|events| events.buffer_bytes);
         let events_bytes = smallest
             .unwrap_or(MIN_BUFFER_BYTES)
@@ -271,7 +270,7 @@ impl Layout {
         let cpus_bytes = u64::from(cpus) * (slots_bytes + block_bytes);
         let rest =
             MEMORY_LIMIT_BYTES.saturating_sub(FIXED_BYTES + u64::from(events_bytes) + cpus_bytes);
-        let cells = if probes.records_faults || request.details.any() {
+        let cells = if probes.records_faults || in_cells {
             let most = rest.min(CELLS_LIMIT_BYTES) / CELL_BYTES;
             (u64::from(cpus) * CELLS_PER_CPU)
                 .max(MIN_CELLS)
@@ -281,7 +280,11 @@ impl Layout {
             1
         };
         let rest = rest.saturating_sub(cells * CELL_BYTES);
-        let most = rest / (u64::from(cpus) * block_bytes);
+        let most = if in_cells {
+            u64::MAX
+        } else {
+            rest / (u64::from(cpus) * block_bytes)
+        };
         let most = usize::try_from(most)
             .unwrap_or(usize::MAX)
             .min(MAX_BLOCKS - 1);
@@ -291,6 +294,7 @@ impl Layout {
             cpus,
             keys,
             without_block,
+            in_cells,
             cells: u32::try_from(cells).unwrap_or(u32::MAX),
             events_bytes,
         }
@@ -299,6 +303,9 @@ impl Layout {
     /// Blocks of each CPU, [`OTHER`] included.
     #[must_use]
     pub fn blocks(&self) -> u32 {
+        if self.in_cells {
+            return 1;
+        }
         u32::try_from(self.keys.len() + 1).expect("at most `MAX_BLOCKS`")
     }
 
@@ -407,7 +414,7 @@ mod tests {
         };
         for name in NAMES {
             let mut facts = facts(name);
-            for cpus in [1, 2, 64, 512, 1024, 2048, 4096, 4800] {
+            for cpus in [1, 2, 64, 512, 1024, 2048, 4096, 4500] {
                 facts.cpu.possible = Some(cpus);
                 for (request, faults) in [(&plain, false), (&plain, true), (&detailed, true)] {
                     let wanted = Wanted {

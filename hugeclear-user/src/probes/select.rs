@@ -233,6 +233,9 @@ pub fn select(facts: &Facts, wanted: &Wanted) -> ProbeSet {
     let mut around = Vec::new();
     if facts.thp.is_some() && (for_allocator || wanted.faults) {
         around.push(catalog::THP_FAULT);
+        if facts.symbols.has(catalog::ALLOCATION_OF_THP.name) {
+            around.push(catalog::WRITE_FAULT);
+        }
         if mthp_is_enabled(facts) {
             around.push(catalog::ANON_FAULT);
             let why = if wanted.faults {

@@ -341,7 +341,7 @@ pub struct ImpactRow {
 pub struct Terms {
     /// Bytes of an order-0 page.
     pub base_page_bytes: u64,
-    /// Sites whose durations include more than the clear.
+    /// Sites whose durations include more than the clear; of the huge zero page they always do.
     pub derived: Vec<Site>,
     /// Whether the kernel tells how long a task waited for a CPU.
     pub counts_waiting: bool,
@@ -426,6 +426,7 @@ pub fn rows(snapshot: &Snapshot, grouping: &Grouping, terms: &Terms) -> Rows {
             aggregate: Aggregate::clone(aggregate),
             bytes: size.map(|size| size.saturating_mul(aggregate.count)),
             derived: match (group.site, group.cause) {
+                (_, Some(Cause::HugeZeroPage)) => true,
                 (Some(site), _) => derived(site),
                 (None, Some(Cause::ThpFault | Cause::MthpFault)) => derived(Site::Allocator),
                 (None, _) => false,

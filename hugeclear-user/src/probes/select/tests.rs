@@ -72,7 +72,11 @@ fn an_enabled_mthp_size_widens_the_search() {
     assert_eq!(allocator_of(&set), "vma_alloc_folio_noprof");
     assert_eq!(
         functions(&set.faults),
-        ["do_huge_pmd_anonymous_page", "do_anonymous_page"]
+        [
+            "do_huge_pmd_anonymous_page",
+            "do_huge_pmd_wp_page",
+            "do_anonymous_page"
+        ]
     );
     assert_eq!(set.allocator_reach(|_| true), AllocatorReach::EverySize);
 }
