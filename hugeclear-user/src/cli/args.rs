@@ -248,6 +248,8 @@ impl TraceArgs {
                     .into_iter()
                     .filter_map(|sixteenth| u8::try_from(sixteenth).ok())
                     .collect(),
+                // Where it can be, it is filtered in the kernel.
+                cgroup: None,
             },
             top: self.top,
         }
@@ -265,10 +267,11 @@ impl TraceArgs {
             || !self.outcome.is_empty()
     }
 
-    /// What the kernel side is to record; `cgroup` is that of `--cgroup`.
+    /// What the kernel side is to record, to be shown by `grouping`; `cgroup` is that of `--cgroup`, to be
+    /// filtered in the kernel.
     #[must_use]
-    pub fn request(&self, cgroup: Option<Cgroup>) -> Request {
-        let Grouping { by, only, .. } = self.grouping();
+    pub fn request(&self, grouping: &Grouping, cgroup: Option<Cgroup>) -> Request {
+        let Grouping { by, only, .. } = grouping;
         let has = |key| by.contains(&key);
         Request {
             filter: Filter {
@@ -287,7 +290,7 @@ impl TraceArgs {
                 memory_node: has(By::MemNode) || !only.mem_nodes.is_empty(),
                 pid: has(By::Pid),
                 comm: has(By::Comm),
-                cgroup: has(By::Cgroup),
+                cgroup: has(By::Cgroup) || only.cgroup.is_some(),
             },
             run_gap: Duration::from_micros(self.run_gap),
             events: self.events.then_some(EventRequest {

@@ -5,12 +5,11 @@ use std::{collections::BTreeMap, path::Path, time::Duration};
 use hugeclear_ebpf::key::Site;
 use nix::time::{ClockId, clock_gettime};
 
-use super::args::TraceArgs;
 use crate::{
     facts::{Facts, HugeFaults, cgroup},
     notes::{self, Note, Seen},
     probes::{
-        config::Filter,
+        config::{Filter, Request},
         reader::Reading,
         select::AllocatorReach,
         tracer::{AttachedProbe, Tracer},
@@ -32,15 +31,21 @@ pub(super) struct Session<'a> {
     start_ns: u64,
     /// Huge-page faults of the machine before the start, as the kernel counts them.
     faults_before: BTreeMap<u64, HugeFaults>,
+    /// When recording was stopped, and the huge-page faults until then.
+    stopped: Option<(u64, BTreeMap<u64, HugeFaults>)>,
     /// Start of the current window, and what had been recorded until then.
     window_start_ns: u64,
     window_base: Snapshot,
 }
 
 impl<'a> Session<'a> {
-    pub(super) fn new(facts: &'a Facts, tracer: &Tracer, args: &TraceArgs) -> Self {
+    pub(super) fn new(
+        facts: &'a Facts,
+        tracer: &Tracer,
+        request: &Request,
+        grouping: Grouping,
+    ) -> Self {
         let start_ns = now_ns();
-        let grouping = args.grouping();
         let nodes = facts.numa.nodes.iter();
         Self {
             facts,
@@ -56,22 +61,31 @@ impl<'a> Session<'a> {
                     .collect(),
                 cgroups: BTreeMap::new(),
             },
-            filtered: args.request(None).filter != Filter::default()
-                || args.cgroup.is_some()
-                || !grouping.only.is_everything(),
+            filtered: request.filter != Filter::default() || !grouping.only.is_everything(),
             grouping,
             allocator: tracer.allocator_reach,
             start_ns,
             faults_before: huge_faults(facts),
+            stopped: None,
             window_start_ns: start_ns,
             window_base: Snapshot::default(),
         }
     }
 
+    /// Recording has been stopped: what the kernel counts from now on is not part of the report.
+    pub(super) fn stop(&mut self) {
+        self.stopped = Some((now_ns(), huge_faults(self.facts)));
+    }
+
+    /// The end of what is reported: now, unless recording was stopped before.
+    fn end_ns(&self) -> u64 {
+        self.stopped.as_ref().map_or_else(now_ns, |(ns, _)| *ns)
+    }
+
     /// The report of what was recorded since the last window, or the start.
     pub(super) fn window(&mut self, reading: &Reading) -> Report {
         let difference = reading.snapshot.since(&self.window_base);
-        let end_ns = now_ns();
+        let end_ns = self.end_ns();
         let report = self.report(
             Kind::Window,
             &difference,
@@ -84,12 +98,12 @@ impl<'a> Session<'a> {
     }
 
     /// The report of all that was recorded.
-    pub(super) fn total(&mut self, reading: &Reading, end_ns: u64) -> Report {
+    pub(super) fn total(&mut self, reading: &Reading) -> Report {
         self.report(
             Kind::Total,
             &reading.snapshot,
             reading.losses,
-            (self.start_ns, end_ns),
+            (self.start_ns, self.end_ns()),
         )
     }
 
@@ -100,7 +114,8 @@ impl<'a> Session<'a> {
         losses: Losses,
         (start_ns, end_ns): (u64, u64),
     ) -> Report {
-        if self.grouping.by.contains(&By::Cgroup)
+        let shows_cgroups = self.grouping.by.contains(&By::Cgroup);
+        if (shows_cgroups || self.grouping.only.cgroup.is_some())
             && let Some(mount) = &self.facts.cgroup2
         {
             // One that has gone since keeps its name.
@@ -157,7 +172,10 @@ impl<'a> Session<'a> {
 
     /// What the kernel has counted since the start.
     fn fault_counts(&self) -> Vec<FaultCount> {
-        let now = huge_faults(self.facts);
+        let now = match &self.stopped {
+            Some((_, counts)) => counts.clone(),
+            None => huge_faults(self.facts),
+        };
         let counts = now.into_iter().map(|(page_size_bytes, now)| {
             let before = self.faults_before.get(&page_size_bytes);
             let HugeFaults {
@@ -198,7 +216,7 @@ fn huge_faults(facts: &Facts) -> BTreeMap<u64, HugeFaults> {
 }
 
 /// CLOCK_MONOTONIC, in ns: the clock of `bpf_ktime_get_ns`.
-pub(super) fn now_ns() -> u64 {
+fn now_ns() -> u64 {
     clock_gettime(ClockId::CLOCK_MONOTONIC).map_or(0, |time| {
         Duration::from(time)
             .as_nanos()

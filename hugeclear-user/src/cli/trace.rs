@@ -25,11 +25,12 @@ use tokio::{
 use super::{
     args::{self, TraceArgs},
     output::Output,
-    session::{Session, now_ns},
+    session::Session,
 };
 use crate::{
     facts::{Facts, cgroup},
     probes::{
+        config,
         select::{self, Wanted},
         tracer::Tracer,
     },
@@ -73,25 +74,30 @@ async fn trace(args: &TraceArgs) -> Result<ExitCode> {
 
     let facts = Facts::read(Path::new("/"));
     check_pid(args.pid, &facts)?;
-    let cgroup = args
+    let mut cgroup = args
         .cgroup
         .as_deref()
         .map(|path| cgroup::find(facts.cgroup2.as_deref(), path))
         .transpose()?;
+    let mut grouping = args.grouping();
+    if !config::filters_cgroups() {
+        grouping.only.cgroup = cgroup.take().map(|cgroup| cgroup.path);
+    }
+    let request = args.request(&grouping, cgroup);
     let wanted = Wanted {
         method: args.method,
         allocator: args.allocator,
         faults: args.needs_faults(),
     };
     let set = select::select(&facts, &wanted);
-    let mut tracer = Tracer::attach(&facts, &set, &args.request(cgroup))?;
+    let mut tracer = Tracer::attach(&facts, &set, &request)?;
     for refusal in &tracer.refusals {
         log::info!("refused: {refusal}");
     }
     for probe in &tracer.probes {
         log::info!("attached: {} by {}", probe.function, probe.method);
     }
-    let mut session = Session::new(&facts, &tracer, args);
+    let mut session = Session::new(&facts, &tracer, &request, grouping);
     let mut log = (args.verbose > 0)
         .then(|| kernel_log(&mut tracer))
         .flatten();
@@ -132,7 +138,7 @@ async fn trace(args: &TraceArgs) -> Result<ExitCode> {
                 let reading = tracer.read();
                 written = match args.interval {
                     Some(_) => output.print(&session.window(&reading)),
-                    None => output.refresh(&session.total(&reading, now_ns())),
+                    None => output.refresh(&session.total(&reading)),
                 };
                 if written.is_err() {
                     break End::Unwritable;
@@ -144,13 +150,14 @@ async fn trace(args: &TraceArgs) -> Result<ExitCode> {
 
     // What ends the trace ends it before the command is asked to stop: its exit may clear no more,
     // and takes time.
+    tracer.stop();
+    session.stop();
     let reading = tracer.end();
-    let end_ns = now_ns();
     if written.is_ok() && args.interval.is_some() {
         written = output.print(&session.window(&reading));
     }
     if written.is_ok() {
-        written = output.print(&session.total(&reading, end_ns));
+        written = output.print(&session.total(&reading));
     }
     match written {
         // A reader may leave when it has seen enough; the command goes on.

@@ -33,18 +33,20 @@ pub enum CgroupError {
         path: String,
     },
     /// It cannot be read.
-    #[error("cannot trace cgroup {}: {source}; systemd-cgls lists them", path.display())]
+    #[error("cannot trace cgroup {}: {error}; systemd-cgls lists them", path.display())]
     Unreadable {
         /// Its directory.
         path: PathBuf,
         /// What the kernel said.
-        source: io::Error,
+        error: io::Error,
     },
 }
 
 /// A cgroup as the kernel side recognises it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cgroup {
+    /// Its path below the mount point, as `/proc/PID/cgroup` writes it.
+    pub path: String,
     /// Its id: the inode of its directory.
     pub id: u64,
     /// How far below the root it is; the root itself is 0.
@@ -71,12 +73,13 @@ pub fn find(mount: Option<&Path>, path: &str) -> Result<Cgroup, CgroupError> {
     let directory = mount.join(&below);
     match fs::metadata(&directory) {
         Ok(metadata) => Ok(Cgroup {
+            path: format!("/{}", below.display()),
             id: metadata.ino(),
             level: u32::try_from(below.components().count()).unwrap_or(u32::MAX),
         }),
-        Err(source) => Err(CgroupError::Unreadable {
+        Err(error) => Err(CgroupError::Unreadable {
             path: directory,
-            source,
+            error,
         }),
     }
 }
@@ -113,7 +116,10 @@ mod tests {
             directory.to_str().unwrap(),
         ] {
             match find(Some(mount.path()), path) {
-                Ok(cgroup) => assert_eq!(cgroup, Cgroup { id, level: 2 }, "{path}"),
+                Ok(cgroup) => {
+                    assert_eq!((cgroup.id, cgroup.level), (id, 2), "{path}");
+                    assert_eq!(cgroup.path, "/system.slice/db.service");
+                }
                 // Where the tests run in a container.
                 Err(error) => assert!(matches!(error, CgroupError::InNamespace { .. }), "{error}"),
             }

@@ -132,8 +132,8 @@ pub(super) fn config(
     let mut config = Config {
         preempt_mode_address: facts.preempt.mode_symbol_address.unwrap_or(0),
         comm: filter.comm.as_deref().map_or([0; 2], comm_words),
-        cgroup: filter.cgroup.map_or(0, |cgroup| cgroup.id),
-        cgroup_level: filter.cgroup.map_or(0, |cgroup| cgroup.level),
+        cgroup: filter.cgroup.as_ref().map_or(0, |cgroup| cgroup.id),
+        cgroup_level: filter.cgroup.as_ref().map_or(0, |cgroup| cgroup.level),
         fallback_counters: fallback_counters(facts),
         huge_zero_page: set.huge_zero_page.as_ref().map_or(0, |page| page.pointer),
         run_gap_ns: nanoseconds(request.run_gap),
@@ -250,6 +250,13 @@ fn fallback_counters(facts: &Facts) -> FallbackCounters {
         })
     };
     known().unwrap_or_default()
+}
+
+/// Whether the kernel side can tell that a task is below a cgroup: since 5.13.
+#[must_use]
+pub fn filters_cgroups() -> bool {
+    let helper = bpf_func_id::BPF_FUNC_get_current_ancestor_cgroup_id;
+    aya::sys::is_helper_supported(ProgramType::KProbe, helper).unwrap_or(false)
 }
 
 /// Where a task's counters are; all 0 if not all of them are known.

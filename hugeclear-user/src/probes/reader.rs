@@ -58,9 +58,14 @@ impl Reader {
     /// From now on exits without entry are losses: so far they were of calls that began before the
     /// entry was attached.
     pub(super) fn forgive_earlier_calls(&mut self) {
-        let all = Pair::ALL.into_iter();
-        let pairs = all.map(|pair| self.counts(pair, None));
-        self.earlier_calls = pairs.map(|counts| counts.exits_without_entry).sum();
+        self.earlier_calls = self.exits_without_entry();
+    }
+
+    /// Exits whose entry was missed so far.
+    pub(super) fn exits_without_entry(&self) -> u64 {
+        let pairs = Pair::ALL.into_iter().map(|pair| self.counts(pair, None));
+        let seen: u64 = pairs.map(|counts| counts.exits_without_entry).sum();
+        seen.saturating_sub(self.earlier_calls)
     }
 
     /// Reads everything. `pairs`: those that are attached, each with the skipped runs of its programs.

@@ -84,6 +84,8 @@ pub struct Tracer {
     preempt_switch: Option<Attachment>,
     ebpf: Ebpf,
     reader: Reader,
+    /// Exits without entry when recording was stopped.
+    exits_without_entry: Option<u64>,
     /// How each function is traced.
     pub probes: Vec<AttachedProbe>,
     /// Every method that was refused, and why.
@@ -190,6 +192,7 @@ impl Tracer {
             preempt_switch,
             ebpf,
             reader,
+            exits_without_entry: None,
             probes,
             refusals,
             notes,
@@ -218,12 +221,21 @@ impl Tracer {
         reading
     }
 
+    /// Stops recording what begins from now on; what has begun may still end.
+    pub fn stop(&mut self) {
+        // From here on an exit without entry is that of a call that is not ours.
+        self.exits_without_entry = Some(self.reader.exits_without_entry());
+        // What is around a clear last, so that no clear is found without it.
+        for (_, [entry, _]) in self.attachments.iter_mut().rev() {
+            entry.detach();
+        }
+    }
+
     /// Detaches all probes and reads what they recorded.
     #[must_use]
     pub fn end(mut self) -> Reading {
-        // Entries first: what begins from now on is not ours to end.
-        for (_, [entry, _]) in &mut self.attachments {
-            entry.detach();
+        if self.exits_without_entry.is_none() {
+            self.stop();
         }
         for (_, [_, exit]) in &mut self.attachments {
             exit.detach();
@@ -233,7 +245,10 @@ impl Tracer {
         }
         wait_for_running_programs();
         let pairs = self.skipped();
-        self.reader.read(&pairs)
+        let mut reading = self.reader.read(&pairs);
+        let seen = &mut reading.losses.exits_without_entry;
+        *seen = (*seen).min(self.exits_without_entry.unwrap_or(u64::MAX));
+        reading
     }
 
     /// The attached pairs, each with the runs of its programs that the kernel skipped.

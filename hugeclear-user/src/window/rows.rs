@@ -156,6 +156,8 @@ pub struct Only {
     pub preempt_models: Vec<PreemptModel>,
     /// Sixteenths of the page.
     pub fault_offsets: Vec<u8>,
+    /// This cgroup (v2), with all below it.
+    pub cgroup: Option<String>,
 }
 
 impl Only {
@@ -181,7 +183,15 @@ impl Only {
             mem_nodes,
             preempt_models,
             fault_offsets,
+            cgroup,
         } = self;
+        let is_below = |wanted: &str| {
+            let rest = group
+                .cgroup
+                .as_deref()
+                .and_then(|path| path.strip_prefix(wanted));
+            rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/') || wanted == "/")
+        };
         one_of(sites, group.site)
             && one_of(causes, group.cause)
             && one_of(outcomes, group.outcome)
@@ -191,6 +201,7 @@ impl Only {
             && one_of(mem_nodes, group.mem_node)
             && one_of(preempt_models, group.preempt_model)
             && one_of(fault_offsets, group.fault_offset)
+            && cgroup.as_deref().is_none_or(is_below)
     }
 }
 
@@ -737,5 +748,21 @@ mod tests {
             ..everything
         };
         assert_eq!(sum(only), 0);
+    }
+
+    #[test]
+    fn a_cgroup_contains_those_below_it() {
+        let admits = |wanted: &str, path: &str| {
+            let only = Only {
+                cgroup: Some(wanted.to_owned()),
+                ..Only::default()
+            };
+            only.admits(&Group {
+                cgroup: Some(path.to_owned()),
+                ..Group::default()
+            })
+        };
+        assert!(admits("/a", "/a") && admits("/a", "/a/b") && admits("/", "/a"));
+        assert!(!admits("/a", "/ab") && !admits("/a/b", "/a"));
     }
 }
