@@ -154,6 +154,109 @@ fn offsets_are_those_measured() {
     }
 }
 
+/// Read from the same kernels' complete BTF, not through this reader.
+#[test]
+fn fault_offsets_and_constants_are_those_of_the_whole_btf() {
+    for (name, flags, fallback) in [
+        ("5.10", 8, Some(74)),
+        ("6.1", 40, Some(79)),
+        ("6.12", 40, Some(80)),
+        // Without CONFIG_TRANSPARENT_HUGEPAGE the enum has no THP events.
+        ("6.12-rt", 40, None),
+        ("6.18", 40, Some(82)),
+        ("6.19", 40, Some(82)),
+        ("7.0", 40, Some(82)),
+        ("7.2", 40, Some(71)),
+        ("7.2-rt", 40, None),
+        ("7.3", 40, Some(71)),
+    ] {
+        let facts = facts(name);
+        let Btf {
+            offsets, constants, ..
+        } = facts.btf;
+        assert_eq!(offsets.fault_address, Some(24), "{name}");
+        assert_eq!(offsets.fault_flags, Some(flags), "{name}");
+        // 1,024 nodes in the top 10 bits.
+        assert_eq!(constants.node_shift, Some(54), "{name}");
+        assert_eq!(constants.thp_fault_fallback, fallback, "{name}");
+        assert_eq!(
+            constants.thp_fault_fallback_charge,
+            fallback.map(|fallback| fallback + 1),
+            "{name}"
+        );
+        assert_eq!(fallback.is_some(), facts.thp.is_some(), "{name}");
+    }
+}
+
+#[test]
+fn functions_around_a_fault_are_there_with_their_parameters() {
+    for name in NAMES {
+        let facts = facts(name);
+        let old = matches!(name, "5.10" | "6.1");
+        let thp = !name.ends_with("-rt");
+        for (function, parameters, there) in [
+            ("hugetlb_fault", 4, true),
+            ("hugetlbfs_fallocate", 4, true),
+            ("memfd_alloc_folio", 2, !old),
+            ("try_to_compact_pages", 6, true),
+            ("try_to_free_pages", 4, true),
+            (
+                "try_to_free_mem_cgroup_pages",
+                if old { 4 } else { 5 },
+                true,
+            ),
+            ("do_huge_pmd_anonymous_page", 1, thp),
+            ("mm_get_huge_zero_page", 1, thp && old),
+            ("mm_get_huge_zero_folio", 1, thp && !old),
+            ("copy_user_huge_page", 5, old),
+            ("copy_user_large_folio", 4, !old),
+        ] {
+            let case = format!("{name} {function}");
+            let symbols = &facts.symbols;
+            assert_eq!(symbols.address(function).is_some(), there, "{case}");
+            assert_eq!(
+                symbols.variants(function).count(),
+                usize::from(there),
+                "{case}"
+            );
+            assert_eq!(symbols.traceable(function), Some(there), "{case}");
+            let described = facts.btf.function(function).map(|found| found.parameters);
+            assert_eq!(described, there.then_some(parameters), "{case}");
+        }
+    }
+}
+
+#[test]
+fn variables_are_there_at_their_addresses() {
+    /// Everything of the kernel proper is above.
+    const IMAGE: u64 = 0xffff_ffff_8000_0000;
+    for name in NAMES {
+        let symbols = facts(name).symbols;
+        let old = matches!(name, "5.10" | "6.1");
+        let thp = !name.ends_with("-rt");
+        for (variable, there) in [
+            ("__per_cpu_offset", true),
+            ("huge_zero_page", thp && old),
+            ("huge_zero_folio", thp && !old),
+        ] {
+            assert_eq!(
+                symbols.address(variable).map(|address| address > IMAGE),
+                there.then_some(true),
+                "{name} {variable}"
+            );
+        }
+        // Per CPU: up to 6.12 an offset from zero, by 6.18 an address in the image; either way each
+        // CPU's own is at this plus its __per_cpu_offset.
+        let events: Vec<_> = symbols.named("vm_event_states").collect();
+        let [events] = *events else {
+            panic!("{name}: {events:?}");
+        };
+        let absolute = old || name.starts_with("6.12");
+        assert_eq!(events.kind, if absolute { 'A' } else { 'D' }, "{name}");
+        assert_eq!(events.address < Some(IMAGE), absolute, "{name}");
+    }
+}
+
 #[test]
 fn functions_and_symbols_are_found_where_they_are() {
     for name in NAMES {
