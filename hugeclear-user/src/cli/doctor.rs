@@ -205,7 +205,8 @@ fn text(diagnosis: &Diagnosis) -> String {
         "preemption",
         &format!("{} (from {})", facts.preempt.model, facts.preempt.source),
     );
-    line("strategy", &or_unknown(facts.strategy()));
+    let strategies = facts.strategies().map(|strategies| strategies.to_string());
+    line("strategy", &or_unknown(strategies.as_deref()));
     line(
         "CPU",
         &format!(
