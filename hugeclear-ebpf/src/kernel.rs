@@ -4,6 +4,7 @@ pub(crate) mod aggregate;
 pub(crate) mod call;
 pub(crate) mod clear;
 pub(crate) mod fault;
+pub(crate) mod piece;
 pub(crate) mod preempt;
 pub(crate) mod select;
 pub(crate) mod start;

@@ -20,7 +20,8 @@ use crate::{
         select::{self, ProbeSet, Refusal, Wanted},
         tracer::{AttachedProbe, TraceError, Tracer},
     },
-    units,
+    strategy::{self, StrategyReport, Wanted as WantedPage, plot},
+    term, units,
 };
 
 /// What `doctor` found.
@@ -45,6 +46,9 @@ struct Diagnosis {
     notes: Vec<Note>,
     /// What is missing, what that costs, and how to get it.
     advice: Vec<String>,
+    /// How one huge page was cleared, if that was asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    strategy: Option<StrategyReport>,
 }
 
 /// Prints the diagnosis. Exit status 0 if this machine can be traced by this user, else 1.
@@ -57,7 +61,16 @@ pub fn run(args: &DoctorArgs) -> Result<ExitCode> {
         method: args.method,
         allocator: args.allocator,
     };
-    let diagnosis = diagnose(facts, &wanted);
+    let mut diagnosis = diagnose(facts, &wanted);
+    if args.strategy {
+        let wanted = WantedPage {
+            touch: args.touch,
+            hugetlb_bytes: args.hugetlb,
+        };
+        let report = strategy::measure(&diagnosis.facts, &wanted);
+        diagnosis.notes.extend(disagreement(&report));
+        diagnosis.strategy = Some(report);
+    }
     let mut out = io::stdout().lock();
     if args.json {
         serde_json::to_writer(&mut out, &diagnosis)?;
@@ -101,8 +114,24 @@ fn diagnose(facts: Facts, wanted: &Wanted) -> Diagnosis {
         obstacle_is_privilege: matches!(error, Some(TraceError::NotPermitted { .. })),
         refusals,
         notes,
+        strategy: None,
         facts,
     }
+}
+
+/// That what was seen is not what the facts say.
+fn disagreement(report: &StrategyReport) -> Option<Note> {
+    let measured = report.measured.as_ref()?;
+    (report.agree == Some(false)).then(|| {
+        Note::new(
+            "strategy_disagrees",
+            format!(
+                "this kernel does not clear as its symbols say, but: {}; please report it, with the \
+                 output of hugeclear-trace doctor --strategy --json",
+                measured.name
+            ),
+        )
+    })
 }
 
 fn candidates(set: &ProbeSet) -> Vec<String> {
@@ -189,6 +218,7 @@ fn text(diagnosis: &Diagnosis) -> String {
         keys,
         notes,
         advice,
+        strategy,
     } = diagnosis;
     let mut out = String::new();
     // Writing to a string cannot fail.
@@ -307,7 +337,25 @@ fn text(diagnosis: &Diagnosis) -> String {
             .clone()
             .unwrap_or_else(|| "this machine can be traced".to_owned()),
     );
+    if let Some(report) = strategy {
+        out += &picture(report, term::columns());
+    }
     out
+}
+
+/// How the page was cleared, drawn.
+fn picture(report: &StrategyReport, columns: usize) -> String {
+    let Some(measured) = &report.measured else {
+        let why = report.not_measured.as_deref().unwrap_or_default();
+        return format!("{:<14}not measured: {why}\n", "measured");
+    };
+    let legend = plot::legend(measured).join("\n      ");
+    format!(
+        "{:<14}{}\n\n{}      {legend}\n",
+        "measured",
+        plot::headline(measured),
+        plot::plot(measured, columns)
+    )
 }
 
 fn switch(switch: &Switch) -> String {
