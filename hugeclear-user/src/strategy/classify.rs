@@ -71,7 +71,7 @@ fn fits(pieces: &[Piece], pages: u64, hint: Option<u64>, strategy: Strategy) -> 
 
 #[cfg(test)]
 mod tests {
-    use proptest::prelude::*;
+    use proptest::prelude::{any, prop, prop_assert_eq, proptest};
 
     use super::*;
 
