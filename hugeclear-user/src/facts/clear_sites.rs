@@ -153,3 +153,106 @@ fn in_text(
             Some((instruction.ip() - address, length))
         })
 }
+
+#[cfg(test)]
+mod tests {
+    use std::{fs, path::Path};
+
+    use proptest::prelude::{any, prop, proptest};
+
+    use super::*;
+
+    /// Recorded functions, each with its address and text, and the primitives.
+    fn recorded(name: &str) -> (Vec<(u64, Vec<u8>)>, Vec<Primitive>) {
+        let file = Path::new(env!("CARGO_MANIFEST_DIR"))
+            .join("tests/data/clear_sites")
+            .join(format!("{name}.txt"));
+        let (mut functions, mut primitives) = (Vec::<(u64, Vec<u8>)>::new(), Vec::new());
+        for line in fs::read_to_string(file).unwrap().lines() {
+            let words: Vec<&str> = line.split(' ').collect();
+            let number = |word: &str| u64::from_str_radix(word, 16).unwrap();
+            let mut primitive = |word, length| {
+                let address = number(word);
+                primitives.push(Primitive { address, length });
+            };
+            match *words {
+                ["function", _, word] => functions.push((number(word), Vec::new())),
+                ["page", word] => primitive(word, Length::Page),
+                ["bytes", word] => primitive(word, Length::Bytes),
+                [hex] => functions.last_mut().unwrap().1.extend(
+                    (0..hex.len())
+                        .step_by(2)
+                        .map(|at| u8::from_str_radix(&hex[at..at + 2], 16).unwrap()),
+                ),
+                _ => panic!("{line}"),
+            }
+        }
+        (functions, primitives)
+    }
+
+    #[test]
+    fn sites_are_found_in_the_text_of_real_kernels() {
+        use Length::{Bytes, Page, Words};
+        // Checked against objdump.
+        for (name, expected) in [
+            // clear_subpage, which clear_huge_page calls, and the loop for gigantic pages.
+            ("5.10", &[&[(0x36, Page)][..], &[(0x158, Page)]][..]),
+            (
+                "6.12",
+                &[&[
+                    (0x99, Page),
+                    (0xe1, Page),
+                    (0x12b, Page),
+                    (0x15b, Page),
+                    (0x1bd, Page),
+                ]],
+            ),
+            ("7.0-allocator", &[&[(0x3a, Bytes)]]),
+            // As a processor with erms, with rep_good only, and with neither runs it.
+            ("7.3", &[&[(0x1ec, Bytes)]]),
+            ("7.3-words", &[&[(0x1f0, Words)]]),
+            ("7.3-unrolled", &[&[(0x1ec, Bytes)]]),
+        ] {
+            let (functions, primitives) = recorded(name);
+            let sites: Vec<Vec<(u64, Length)>> = functions
+                .iter()
+                .map(|(address, text)| in_text(text, *address, &primitives).collect())
+                .collect();
+            assert_eq!(sites, expected, "{name}");
+        }
+    }
+
+    #[test]
+    fn a_call_of_something_else_is_no_site() {
+        let (functions, mut primitives) = recorded("6.12");
+        for primitive in &mut primitives {
+            primitive.address += 1;
+        }
+        for (address, text) in functions {
+            assert_eq!(in_text(&text, address, &primitives).count(), 0);
+        }
+    }
+
+    #[test]
+    fn nothing_is_found_without_addresses() {
+        let root = tempfile::tempdir().unwrap();
+        fs::create_dir(root.path().join("proc")).unwrap();
+        fs::write(
+            root.path().join("proc/kallsyms"),
+            "0000000000000000 T folio_zero_user\n",
+        )
+        .unwrap();
+        let error = find(root.path(), &["folio_zero_user".to_owned()]).unwrap_err();
+        assert!(error.contains("addresses are hidden"), "{error}");
+    }
+
+    proptest! {
+        #[test]
+        fn noise_is_never_a_panic(text in prop::collection::vec(any::<u8>(), 0..200), address: u64) {
+            let primitives = [Primitive { address, length: Length::Page }];
+            for (offset, _) in in_text(&text, address, &primitives) {
+                assert!(offset < text.len() as u64);
+            }
+        }
+    }
+}

@@ -480,3 +480,194 @@ fn monotonic_ns() -> u64 {
         now.tv_sec().cast_unsigned() * 1_000_000_000 + now.tv_nsec().cast_unsigned()
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::facts::recorded::facts;
+
+    #[test]
+    fn touches_are_sub_pages() {
+        for (text, sub_page) in [
+            ("first", Ok(0)),
+            ("middle", Ok(256)),
+            ("last", Ok(511)),
+            ("7", Ok(7)),
+            (
+                "512",
+                Err("there is no sub-page 512 in a page of 512; the last is 511".to_owned()),
+            ),
+        ] {
+            assert_eq!(
+                Touch::parse(text).unwrap().sub_page(512),
+                sub_page,
+                "{text}"
+            );
+        }
+        for bad in ["", "-1", "begin", "1.5"] {
+            assert!(Touch::parse(bad).is_err(), "{bad}");
+        }
+    }
+
+    /// Function and page that are followed by default, on the recorded kernels (with 8 free hugetlb
+    /// pages).
+    #[test]
+    fn what_is_followed() {
+        let plan = |name: &str, init_on_alloc: bool| {
+            let mut facts = facts(name);
+            facts.init_on_alloc.on = Some(init_on_alloc);
+            plan(&facts, None)
+        };
+        for (name, init_on_alloc, function, page, expected) in [
+            (
+                "5.10",
+                false,
+                "clear_huge_page",
+                PageKind::Anonymous,
+                Strategy::PagesConverging,
+            ),
+            (
+                "6.12",
+                true,
+                "folio_zero_user",
+                PageKind::Anonymous,
+                Strategy::PagesConverging,
+            ),
+            (
+                "6.12-rt",
+                false,
+                "folio_zero_user",
+                PageKind::Hugetlb,
+                Strategy::PagesConverging,
+            ),
+            (
+                "6.18",
+                false,
+                "folio_zero_user",
+                PageKind::Anonymous,
+                Strategy::PagesConverging,
+            ),
+            // The allocator's clearing is inlined.
+            (
+                "6.18",
+                true,
+                "folio_zero_user",
+                PageKind::Hugetlb,
+                Strategy::PagesConverging,
+            ),
+            (
+                "7.0",
+                true,
+                "kernel_init_pages",
+                PageKind::Anonymous,
+                Strategy::PagesForward,
+            ),
+            (
+                "7.3",
+                false,
+                "folio_zero_user",
+                PageKind::Anonymous,
+                Strategy::RangesNeighbourhoodLast,
+            ),
+            (
+                "7.3",
+                true,
+                "clear_highpages_kasan_tagged",
+                PageKind::Anonymous,
+                Strategy::OneRange,
+            ),
+        ] {
+            let plan = plan(name, init_on_alloc).unwrap();
+            assert_eq!(
+                (&*plan.function, plan.page, plan.expected),
+                (function, page, Some(expected)),
+                "{name}"
+            );
+            assert_eq!(plan.page_size_bytes, 2 << 20, "{name}");
+        }
+    }
+
+    #[test]
+    fn why_nothing_can_be_followed() {
+        let why = |change: fn(&mut Facts), hugetlb_bytes| {
+            let mut facts = facts("6.18");
+            change(&mut facts);
+            plan(&facts, hugetlb_bytes).unwrap_err()
+        };
+        let no_pages = |facts: &mut Facts| {
+            for pool in &mut facts.hugetlb {
+                pool.free_pages = 0;
+            }
+        };
+        assert_eq!(
+            why(no_pages, None),
+            "the allocator clears anonymous pages (init_on_alloc), and cannot be probed here, and no \
+             hugetlb page of 2M is free: echo 9 > \
+             /sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages"
+        );
+        assert!(why(no_pages, Some(2 << 20)).starts_with("no hugetlb page of 2M is free"));
+        assert_eq!(
+            why(|_| (), Some(4 << 20)),
+            "this machine has no hugetlb pages of 4M"
+        );
+        assert_eq!(
+            why(|facts| facts.machine = "aarch64".to_owned(), None),
+            "only x86_64 is decoded, and this is aarch64"
+        );
+    }
+
+    fn event(ns: u64, kind: Kind, address: u64, count: u64) -> Event {
+        Event {
+            ns,
+            kind: kind as u64,
+            address,
+            count,
+        }
+    }
+
+    const PAGE: u64 = 0xffff_8880_4020_0000;
+
+    #[test]
+    fn the_call_is_ours_and_the_pieces_are_its() {
+        let events = [
+            event(10, Kind::Enter, 1, 4096),
+            event(11, Kind::Page, PAGE - (2 << 20), 0),
+            event(12, Kind::Exit, 0, 0),
+            event(20, Kind::Resched, 0, 0),
+            event(21, Kind::Enter, 2, 8192),
+            event(22, Kind::Resched, 0, 0),
+            // A variable on the stack.
+            event(22, Kind::Words, PAGE + 64, 4),
+            event(23, Kind::Words, PAGE + 8192, 512),
+            event(24, Kind::Bytes, PAGE, 8192),
+            event(25, Kind::Exit, 0, 0),
+            event(26, Kind::Page, PAGE, 0),
+        ];
+        let call = Call::of(&events, |event| event.count == 8192).unwrap();
+        assert_eq!((call.enter.ns, call.exit_ns), (21, 25));
+        assert_eq!(call.resched_points_ns(), [1]);
+        let pieces = call.pieces(2 << 20, 4096).unwrap();
+        let expected = [(2, 2, 1), (3, 0, 2)].map(|(start_ns, sub_page, pages)| Piece {
+            start_ns,
+            sub_page,
+            pages,
+        });
+        assert_eq!(pieces, expected);
+        assert!(Call::of(&events[..8], |event| event.count == 8192).is_none());
+    }
+
+    #[test]
+    fn stores_to_several_pages_are_refused() {
+        for stores in [
+            [(PAGE, 4096), (PAGE + (2 << 20), 4096)],
+            [(PAGE, 4096), (PAGE + 4096, 2 << 20)],
+            [(PAGE, 4096), (PAGE, u64::MAX - 4095)],
+        ] {
+            let mut events = vec![event(0, Kind::Enter, 0, 0)];
+            events.extend(stores.map(|(address, bytes)| event(1, Kind::Bytes, address, bytes)));
+            events.push(event(2, Kind::Exit, 0, 0));
+            let call = Call::of(&events, |_| true).unwrap();
+            assert!(call.pieces(2 << 20, 4096).is_err(), "{stores:?}");
+        }
+    }
+}

@@ -145,3 +145,75 @@ fn points(piece: &Piece, until_ns: u64, steps: usize) -> impl Iterator<Item = (f
 fn scaled(part: f64, cells: usize) -> usize {
     ((part * cells as f64) as usize).min(cells - 1)
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::{any, prop, prop_assert, proptest};
+
+    use super::*;
+    use crate::strategy::PageKind;
+
+    fn measured(pieces: Vec<Piece>, duration_ns: u64, resched_points_ns: Vec<u64>) -> Measured {
+        Measured {
+            name: Name::Unknown("a test".to_owned()),
+            function: "folio_zero_user".to_owned(),
+            page: PageKind::Anonymous,
+            page_size_bytes: 2 << 20,
+            touched_sub_page: 256,
+            hint_sub_page: Some(256),
+            duration_ns,
+            pieces,
+            resched_points_ns,
+            dropped: 0,
+        }
+    }
+
+    #[test]
+    fn ranges_are_lines_and_pages_are_points() {
+        let ranges = [(0, 259, 253), (50_000, 0, 254), (98_000, 254, 5)];
+        let ranges = ranges.map(|(start_ns, sub_page, pages)| Piece {
+            start_ns,
+            sub_page,
+            pages,
+        });
+        let pages = (0..512).map(|page| Piece {
+            start_ns: page * 190,
+            sub_page: page,
+            pages: 1,
+        });
+        let every = (0..10).map(|point| point * 10_000).collect();
+        let mut shown = String::new();
+        for measured in [
+            measured(ranges.to_vec(), 100_000, Vec::new()),
+            measured(pages.collect(), 100_000, every),
+        ] {
+            shown += &headline(&measured);
+            shown += "\n";
+            shown += &plot(&measured, 40);
+            shown += &legend(&measured).join("\n");
+            shown += "\n";
+        }
+        insta::assert_snapshot!(shown);
+    }
+
+    proptest! {
+        #[test]
+        fn it_fits_and_never_panics(
+            noise in prop::collection::vec((any::<u32>(), 0..1_u64 << 18, 0..1_u64 << 18), 0..20),
+            duration_ns: u64,
+            columns in 0..200_usize,
+        ) {
+            let points = noise.iter().map(|(start_ns, ..)| u64::from(*start_ns)).collect();
+            let pieces = noise.into_iter().map(|(start_ns, sub_page, pages)| Piece {
+                start_ns: start_ns.into(),
+                sub_page,
+                pages,
+            });
+            let measured = measured(pieces.collect(), duration_ns, points);
+            let widest = |text: &str| text.lines().map(|line| line.chars().count()).max();
+            // A gigantic page has 2^18 sub-pages. Below 40 columns nothing could be seen.
+            prop_assert!(widest(&plot(&measured, columns)) <= Some(columns.clamp(40, MAX_COLUMNS)));
+            prop_assert!(!legend(&measured).is_empty());
+        }
+    }
+}
