@@ -45,8 +45,8 @@ fn doctor(expected: &Expected, options: &[&str]) -> Result<Value> {
     );
     let diagnosis: Value = serde_json::from_slice(&output.stdout).context("doctor --json")?;
     let report = diagnosis["strategy"].clone();
-    let allocator =
-        (expected.init_on_alloc && !expected.no_thp).then(|| expected.allocator_strategy.as_str());
+    let allocator = (expected.init_on_alloc && !expected.no_thp)
+        .then_some(expected.allocator_strategy.as_str());
     let facts = &report["from_facts"];
     ensure!(
         facts["function"] == expected.strategy.as_str()

@@ -64,8 +64,8 @@ pub enum Command {
 Examples:
   hugeclear-trace doctor             what an ordinary user can learn
   sudo hugeclear-trace doctor        also attaches each probe for a moment, as proof
-  sudo hugeclear-trace doctor --strategy --touch first
-                                     draws how a huge page is cleared after a fault in its first 4 KiB
+  sudo hugeclear-trace doctor --strategy
+                                     draws how this kernel clears a huge page
   hugeclear-trace doctor --json | jq .facts.preempt")]
 pub struct DoctorArgs {
     /// Print everything that was learnt as JSON
