@@ -76,7 +76,14 @@ fn failed(error: anyhow::Error) -> Failed {
 
 fn cells(entry: &Entry, is_first_or_last: bool) -> Vec<Cell> {
     let expected = |init_on_alloc: bool| -> Vec<String> {
-        let mut expected = vec!["--site".to_owned(), entry.site.clone()];
+        let mut expected: Vec<String> = [
+            ("--site", &entry.site),
+            ("--strategy", &entry.strategy),
+            ("--allocator-strategy", &entry.allocator_strategy),
+        ]
+        .into_iter()
+        .flat_map(|(option, value)| [option.to_owned(), value.clone()])
+        .collect();
         let flags = [
             (entry.allocator_instead, "--allocator-instead"),
             (init_on_alloc, "--init-on-alloc"),

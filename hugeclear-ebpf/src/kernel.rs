@@ -6,6 +6,7 @@ pub(crate) mod clear;
 pub(crate) mod enclosing;
 pub(crate) mod fault;
 pub(crate) mod part;
+pub(crate) mod piece;
 pub(crate) mod preempt;
 pub(crate) mod select;
 pub(crate) mod start;

@@ -9,4 +9,5 @@ pub mod bucket;
 pub mod config;
 pub mod key;
 pub mod maps;
+pub mod piece;
 pub mod preempt;

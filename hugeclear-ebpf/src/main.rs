@@ -13,9 +13,9 @@ use aya_ebpf::{
     macros::{fentry, fexit, kprobe, kretprobe},
     programs::{FEntryContext, FExitContext, ProbeContext, RetProbeContext},
 };
-use hugeclear_ebpf::config::Pair;
+use hugeclear_ebpf::{config::Pair, piece::Kind};
 
-use crate::kernel::{clear, fault, part, preempt, zero_page};
+use crate::kernel::{clear, fault, part, piece, preempt, zero_page};
 
 macro_rules! programs {
     ($body:ident, $pair:expr, $fentry:ident, $fexit:ident, $kprobe:ident, $kretprobe:ident) => {
@@ -169,6 +169,49 @@ fn preempt_fexit(ctx: FExitContext) -> i32 {
 #[kretprobe]
 fn preempt_kretprobe(ctx: RetProbeContext) -> u32 {
     preempt::switched(&ctx);
+    0
+}
+
+/// Entry of the function whose pieces are shown.
+#[kprobe]
+fn piece_enter(ctx: ProbeContext) -> u32 {
+    piece::enter(&ctx);
+    0
+}
+
+/// Its return.
+#[kretprobe]
+fn piece_exit(_ctx: RetProbeContext) -> u32 {
+    piece::moment(Kind::Exit);
+    0
+}
+
+/// `cond_resched`.
+#[kprobe]
+fn piece_resched(_ctx: ProbeContext) -> u32 {
+    piece::moment(Kind::Resched);
+    0
+}
+
+/// The call of a primitive that clears one page. The instruction decides what the registers mean, and
+/// a kprobe on 5.10 cannot tell where it fired: so one program for each kind of instruction.
+#[kprobe]
+fn piece_page(ctx: ProbeContext) -> u32 {
+    piece::piece(&ctx, Kind::Page);
+    0
+}
+
+/// A store of bytes, or the call of a primitive that is told how many.
+#[kprobe]
+fn piece_bytes(ctx: ProbeContext) -> u32 {
+    piece::piece(&ctx, Kind::Bytes);
+    0
+}
+
+/// A store of words.
+#[kprobe]
+fn piece_words(ctx: ProbeContext) -> u32 {
+    piece::piece(&ctx, Kind::Words);
     0
 }
 

@@ -1,12 +1,13 @@
 //! hugeclear-trace as a library: each module is a stage of the data flow, with plain data between.
 //!
-//! facts -> probes -> window -> report. A module may use what stands left of it, never right.
+//! facts -> probes -> window -> report, and facts -> probes -> strategy. A module may use what stands left of it, never right.
 
 pub mod cli;
 pub mod facts;
 pub mod notes;
 pub mod probes;
 pub mod report;
+pub mod strategy;
 pub mod term;
 pub mod units;
 pub mod window;

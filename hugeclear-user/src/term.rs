@@ -55,6 +55,18 @@ pub fn stderr_is_terminal() -> bool {
     io::stderr().is_terminal()
 }
 
+/// Columns to fill: those of the terminal on stdout, else of the environment's `COLUMNS`, else 80.
+#[must_use]
+pub fn columns() -> usize {
+    if stdout_is_terminal() {
+        return size().0;
+    }
+    std::env::var("COLUMNS")
+        .ok()
+        .and_then(|columns| columns.parse().ok())
+        .unwrap_or(80)
+}
+
 /// Columns and lines of the terminal on stdout.
 fn size() -> (usize, usize) {
     terminal_size::terminal_size_of(io::stdout()).map_or((80, 24), |(width, height)| {

@@ -4,6 +4,7 @@ mod counts;
 mod ftrace;
 mod lifecycle;
 mod models;
+mod strategy;
 mod trace;
 mod waiting;
 
@@ -25,6 +26,12 @@ struct Expected {
     /// The kernel has no transparent huge pages.
     #[arg(long)]
     no_thp: bool,
+    /// How `site` clears.
+    #[arg(long)]
+    strategy: String,
+    /// How the page allocator clears, if it does.
+    #[arg(long)]
+    allocator_strategy: String,
 }
 
 #[derive(Debug, Parser)]
@@ -74,6 +81,8 @@ enum Scenario {
         #[arg(long)]
         cpus: u32,
     },
+    /// How the kernel clears is named rightly, and seen so.
+    Strategy(Expected),
     /// Signals, exit statuses, and nothing left behind.
     Lifecycle(Expected),
 }
@@ -82,6 +91,8 @@ fn main() -> Result<()> {
     match Arguments::parse().scenario {
         Scenario::Counts { expected, filters } => {
             counts::run(&expected)?;
+            // Here for the sake of the boots: it needs one with init_on_alloc and one without.
+            strategy::run(&expected)?;
             if filters {
                 counts::filters(&expected)
             } else {
@@ -99,6 +110,7 @@ fn main() -> Result<()> {
             methods,
         } => models::run(&expected, &model, &switch, &methods),
         Scenario::ManyCpus { expected, cpus } => counts::many_cpus(&expected, cpus),
+        Scenario::Strategy(expected) => strategy::run(&expected),
         Scenario::Lifecycle(expected) => lifecycle::run(&expected),
     }
 }

@@ -45,6 +45,10 @@ pub struct Entry {
     pub site: String,
     /// With init_on_alloc: whether an anonymous huge page is cleared in the page allocator only.
     pub allocator_instead: bool,
+    /// How that function clears.
+    pub strategy: String,
+    /// How the page allocator clears, if it does.
+    pub allocator_strategy: String,
     /// Why it has no transparent huge pages, if it has none.
     pub no_thp: Option<String>,
 }
@@ -325,7 +329,8 @@ mod tests {
             let entry = |name| {
                 format!(
                     "[[kernel]]\nname=\"{name}\"\nsuites=[]\npackage=\"p\"\nsite=\"s\"\n\
-                     allocator_instead=true\n{preempt}\n"
+                     allocator_instead=true\nstrategy=\"pages_converging\"\n\
+                     allocator_strategy=\"one_range\"\n{preempt}\n"
                 )
             };
             names.iter().map(entry).collect()
@@ -384,6 +389,8 @@ mod tests {
                     preempt: Vec::new(),
                     site: "folio_zero_user".into(),
                     allocator_instead: true,
+                    strategy: "s".to_owned(),
+                    allocator_strategy: "a".to_owned(),
                     no_thp: None,
                 },
                 kernel: if missing.contains(&place) {

@@ -12,6 +12,7 @@ use crate::{
         config::{Details, EventRequest, Filter, Request},
         select::{AllocatorMode, Method},
     },
+    strategy::Touch,
     units,
     window::{By, Grouping, Only},
     workload,
@@ -72,6 +73,8 @@ pub enum Command {
 Examples:
   hugeclear-trace doctor             what an ordinary user can learn
   sudo hugeclear-trace doctor        also attaches each probe for a moment, as proof
+  sudo hugeclear-trace doctor --strategy
+                                     draws how this kernel clears a huge page
   hugeclear-trace doctor --json | jq .facts.preempt")]
 pub struct DoctorArgs {
     /// Print everything that was learnt as JSON
@@ -83,6 +86,18 @@ pub struct DoctorArgs {
     /// How clears in the page allocator are traced, where the kernel makes them there
     #[arg(long, value_name = "HOW", default_value = "auto")]
     pub allocator: AllocatorMode,
+    /// Also fault one huge page, and show in which order it is cleared, in pieces of what size
+    ///
+    /// Follows that one page with probes that fire at every piece, 512 times for 2 MiB on kernels before
+    /// 7.0, so the times shown are longer than those of a clear that is not followed.
+    #[arg(long)]
+    pub strategy: bool,
+    /// Where to touch that page: first, middle, last, or the number of a sub-page from 0
+    #[arg(long, value_name = "PAGE", default_value = "middle", value_parser = Touch::parse, requires = "strategy")]
+    pub touch: Touch,
+    /// Take that page from the hugetlb pool of this page size, such as 2M, instead of an anonymous one
+    #[arg(long, value_name = "BYTES", value_parser = units::parse_bytes, requires = "strategy")]
+    pub hugetlb: Option<u64>,
 }
 
 /// Options of the live trace.

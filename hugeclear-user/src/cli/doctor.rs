@@ -20,7 +20,8 @@ use crate::{
         select::{self, ProbeSet, Refusal, Wanted},
         tracer::{AttachedProbe, TraceError, Tracer},
     },
-    units,
+    strategy::{self, StrategyReport, Wanted as WantedPage, plot},
+    term, units,
 };
 
 /// What `doctor` found.
@@ -45,6 +46,9 @@ struct Diagnosis {
     notes: Vec<Note>,
     /// What is missing, what that costs, and how to get it.
     advice: Vec<String>,
+    /// How one huge page was cleared, if that was asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    strategy: Option<StrategyReport>,
 }
 
 /// Prints the diagnosis. Exit status 0 if this machine can be traced by this user, else 1.
@@ -59,7 +63,16 @@ pub fn run(args: &DoctorArgs) -> Result<ExitCode> {
         // All that any option could attach.
         faults: true,
     };
-    let diagnosis = diagnose(facts, &wanted);
+    let mut diagnosis = diagnose(facts, &wanted);
+    if args.strategy {
+        let wanted = WantedPage {
+            touch: args.touch,
+            hugetlb_bytes: args.hugetlb,
+        };
+        let report = strategy::measure(&diagnosis.facts, &wanted);
+        diagnosis.notes.extend(disagreement(&report));
+        diagnosis.strategy = Some(report);
+    }
     let mut out = io::stdout().lock();
     if args.json {
         serde_json::to_writer(&mut out, &diagnosis)?;
@@ -102,8 +115,24 @@ fn diagnose(facts: Facts, wanted: &Wanted) -> Diagnosis {
         obstacle_is_privilege: matches!(error, Some(TraceError::NotPermitted { .. })),
         refusals,
         notes,
+        strategy: None,
         facts,
     }
+}
+
+/// That what was seen is not what the facts say.
+fn disagreement(report: &StrategyReport) -> Option<Note> {
+    let measured = report.measured.as_ref()?;
+    (report.agree == Some(false)).then(|| {
+        Note::new(
+            "strategy_disagrees",
+            format!(
+                "this kernel does not clear as its symbols say, but: {}; please report it, with the \
+                 output of hugeclear-trace doctor --strategy --json",
+                measured.name
+            ),
+        )
+    })
 }
 
 fn candidates(set: &ProbeSet) -> Vec<String> {
@@ -181,6 +210,7 @@ fn text(diagnosis: &Diagnosis) -> String {
         keys,
         notes,
         advice,
+        strategy,
     } = diagnosis;
     let mut out = String::new();
     // Writing to a string cannot fail.
@@ -197,7 +227,8 @@ fn text(diagnosis: &Diagnosis) -> String {
         "preemption",
         &format!("{} (from {})", facts.preempt.model, facts.preempt.source),
     );
-    line("strategy", &or_unknown(facts.strategy()));
+    let strategies = facts.strategies().map(|strategies| strategies.to_string());
+    line("strategy", &or_unknown(strategies.as_deref()));
     line(
         "CPU",
         &format!(
@@ -298,7 +329,25 @@ fn text(diagnosis: &Diagnosis) -> String {
             .clone()
             .unwrap_or_else(|| "this machine can be traced".to_owned()),
     );
+    if let Some(report) = strategy {
+        out += &picture(report, term::columns());
+    }
     out
+}
+
+/// How the page was cleared, drawn.
+fn picture(report: &StrategyReport, columns: usize) -> String {
+    let Some(measured) = &report.measured else {
+        let why = report.not_measured.as_deref().unwrap_or_default();
+        return format!("{:<14}not measured: {why}\n", "measured");
+    };
+    let legend = plot::legend(measured).join("\n      ");
+    format!(
+        "{:<14}{}\n\n{}      {legend}\n",
+        "measured",
+        plot::headline(measured),
+        plot::plot(measured, columns)
+    )
 }
 
 fn switch(switch: &Switch) -> String {

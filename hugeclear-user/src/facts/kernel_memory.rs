@@ -51,6 +51,18 @@ impl KernelMemory {
     /// `NotFound` if no segment holds the address; the kernel's error (`EFAULT`) else.
     pub fn read_u32(&self, address: u64) -> io::Result<u32> {
         let mut bytes = [0; size_of::<u32>()];
+        self.read(address, &mut bytes)?;
+        Ok(match self.endian {
+            Endianness::Little => u32::from_le_bytes(bytes),
+            Endianness::Big => u32::from_be_bytes(bytes),
+        })
+    }
+
+    /// Fills `bytes` from a kernel address.
+    ///
+    /// # Errors
+    /// As [`KernelMemory::read_u32`].
+    pub fn read(&self, address: u64, bytes: &mut [u8]) -> io::Result<()> {
         let offset = self
             .segments
             .iter()
@@ -61,11 +73,7 @@ impl KernelMemory {
                     format!("kernel address {address:#x} is in no segment of /{PATH}"),
                 )
             })?;
-        self.file.read_exact_at(&mut bytes, offset)?;
-        Ok(match self.endian {
-            Endianness::Little => u32::from_le_bytes(bytes),
-            Endianness::Big => u32::from_be_bytes(bytes),
-        })
+        self.file.read_exact_at(bytes, offset)
     }
 }
 

@@ -9,6 +9,7 @@
 
 pub mod btf;
 pub mod cgroup;
+pub mod clear_sites;
 pub mod config;
 pub mod cpu;
 pub mod hugetlb;
@@ -21,6 +22,7 @@ pub mod privileges;
 #[cfg(test)]
 pub(crate) mod recorded;
 pub(crate) mod source;
+pub mod strategy;
 pub mod symbols;
 pub mod thp;
 pub mod vmstat;
@@ -38,6 +40,7 @@ pub use numa::{Numa, NumaNode};
 pub use preempt::{Preempt, PreemptModel};
 pub use privileges::Privileges;
 pub use source::Unread;
+pub use strategy::{Strategies, Strategy};
 pub use symbols::{Symbol, Symbols};
 pub use thp::{Thp, ThpEnabled, ThpSize};
 pub use vmstat::HugeFaults;
@@ -169,22 +172,9 @@ impl Facts {
         }
     }
 
-    /// How this kernel clears a huge page, where the symbols tell; `None` where they do not.
-    ///
-    /// On x86 `__clear_pages_unrolled` is there exactly when `folio_zero_user` clears ranges of
-    /// pages at a time (since 7.0, commit 94962b2628e6); before it walks single pages towards the
-    /// faulting one (`process_huge_page`, since 4.14). Other architectures leave no such trace.
-    pub fn strategy(&self) -> Option<&'static str> {
-        if self.machine != "x86_64" || !self.symbols.read {
-            return None;
-        }
-        if self.symbols.has("__clear_pages_unrolled") {
-            Some("contiguous multi-page ranges, the faulting page's neighbourhood last")
-        } else if self.symbols.has("folio_zero_user") || self.symbols.has("clear_huge_page") {
-            Some("page at a time, converging on the faulting page")
-        } else {
-            None
-        }
+    /// How this kernel clears huge pages, where the facts tell; `None` where they do not.
+    pub fn strategies(&self) -> Option<Strategies> {
+        Strategies::new(self)
     }
 }
 

@@ -53,6 +53,9 @@ pub const INTERESTING: &[&str] = &[
     // copy
     "copy_user_huge_page",
     "copy_user_large_folio",
+    // reschedule
+    "__cond_resched",
+    "_cond_resched",
     // state
     "sched_dynamic_update",
     "preempt_dynamic_mode",
@@ -214,6 +217,20 @@ impl Symbols {
             symbols,
         }
     }
+}
+
+/// Calls `each` with address and name of every symbol of the kernel proper; whether kallsyms could be
+/// read. Hidden addresses are 0.
+pub(super) fn each_symbol(source: &mut Source, mut each: impl FnMut(u64, &str)) -> bool {
+    each_line(source, Path::new("proc/kallsyms"), |line| {
+        let Some((address, kind, name)) = kallsyms_line(line) else {
+            return !line.contains(&b'[');
+        };
+        if let Some(symbol) = symbol(address, kind, name) {
+            each(symbol.address.unwrap_or(0), &symbol.name);
+        }
+        true
+    })
 }
 
 /// Address, type letter and name of a line of kallsyms; `None` for a module's symbol or noise.

@@ -19,7 +19,7 @@ use super::{
 use crate::facts::{Facts, cgroup::Cgroup};
 
 /// The eBPF object, built by `build.rs`.
-static OBJECT: &[u8] = aya::include_bytes_aligned!(env!("HUGECLEAR_EBPF_OBJECT"));
+pub(super) static OBJECT: &[u8] = aya::include_bytes_aligned!(env!("HUGECLEAR_EBPF_OBJECT"));
 
 /// Which clears the kernel side is to record.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

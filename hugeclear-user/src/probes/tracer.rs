@@ -296,7 +296,11 @@ impl fmt::Debug for Tracer {
     }
 }
 
-fn check_privileges(facts: &Facts) -> Result<(), TraceError> {
+/// Whether this process may load programs.
+///
+/// # Errors
+/// [`TraceError::NotPermitted`], if not.
+pub fn check_privileges(facts: &Facts) -> Result<(), TraceError> {
     let privileges = &facts.privileges;
     let has_all = privileges.has("CAP_SYS_ADMIN")
         || privileges.has("CAP_BPF") && privileges.has("CAP_PERFMON");

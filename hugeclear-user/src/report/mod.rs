@@ -127,7 +127,7 @@ impl Summary {
             preempt_model: facts.preempt.model,
             preempt_source: facts.preempt.source.clone(),
             preempt_dynamic: facts.preempt.dynamic,
-            strategy: facts.strategy().map(str::to_owned),
+            strategy: facts.strategies().map(|strategies| strategies.to_string()),
             thp_enabled: thp
                 .and_then(|thp| thp.enabled)
                 .map(|enabled| enabled.as_str().to_owned()),

@@ -10,14 +10,14 @@ use crate::units::format_bytes;
 /// Private anonymous memory, zero, readable and writable, unmapped on drop. Nothing of it is faulted
 /// in before it is touched.
 #[derive(Debug)]
-pub(super) struct Mapping {
+pub(crate) struct Mapping {
     start: NonNull<c_void>,
     bytes: NonZeroUsize,
 }
 
 impl Mapping {
     /// Memory that starts at a multiple of `alignment` and uses transparent huge pages.
-    pub(super) fn transparent(bytes: NonZeroUsize, alignment: usize) -> Result<Self, Error> {
+    pub(crate) fn transparent(bytes: NonZeroUsize, alignment: usize) -> Result<Self, Error> {
         let mapping = Self::aligned(bytes, alignment)?;
         mapping.advise(MmapAdvise::MADV_HUGEPAGE, "MADV_HUGEPAGE")?;
         Ok(mapping)
@@ -38,7 +38,7 @@ impl Mapping {
     }
 
     /// Memory from the hugetlb pool of this page size; reserves its pages.
-    pub(super) fn hugetlb(bytes: NonZeroUsize, page_size_bytes: u64) -> Result<Self, Error> {
+    pub(crate) fn hugetlb(bytes: NonZeroUsize, page_size_bytes: u64) -> Result<Self, Error> {
         let size_flag = (page_size_bytes.trailing_zeros() as i32) << libc::MAP_HUGE_SHIFT;
         Self::map(
             bytes,
@@ -48,7 +48,7 @@ impl Mapping {
     }
 
     /// Address of the first byte.
-    pub(super) fn address(&self) -> usize {
+    pub(crate) fn address(&self) -> usize {
         self.start.as_ptr() as usize
     }
 
@@ -56,7 +56,7 @@ impl Mapping {
     ///
     /// # Panics
     /// The offset is not inside.
-    pub(super) fn touch(&mut self, offset: usize) {
+    pub(crate) fn touch(&mut self, offset: usize) {
         assert!(
             offset < self.bytes.get(),
             "the offset is inside the mapping"

@@ -10,7 +10,7 @@
 mod account;
 mod args;
 mod error;
-mod memory;
+pub(crate) mod memory;
 mod plan;
 mod report;
 mod run;

@@ -14,7 +14,7 @@ fn nothing_is_known_of_an_empty_tree_and_that_is_said() {
     assert_eq!(facts.thp, None);
     assert_eq!(facts.hugetlb, []);
     assert_eq!(facts.kprobes, None);
-    assert_eq!(facts.strategy(), None);
+    assert_eq!(facts.strategies(), None);
     assert!(!facts.btf.present && !facts.symbols.read);
     for path in [
         "/proc/sys/kernel/osrelease",
