@@ -36,7 +36,7 @@ pub struct Inside {
     pub reclaim_ns: u64,
     /// Order of the page that was cleared or copied.
     pub order: u32,
-    /// [`CLEARED`], [`COPIED`].
+    /// [`CLEARED`], [`COPIED`], [`CGROUP_RECLAIMED`].
     pub happened: u32,
 }
 
@@ -44,6 +44,9 @@ pub struct Inside {
 pub const CLEARED: u32 = 1;
 /// [`Inside::happened`]: a page was copied.
 pub const COPIED: u32 = 2;
+
+/// [`Inside::happened`]: pages were reclaimed for a memory cgroup's limit.
+pub const CGROUP_RECLAIMED: u32 = 4;
 
 /// The CPU's count of THP faults that fell back, modulo 2^32.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

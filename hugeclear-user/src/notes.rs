@@ -43,6 +43,13 @@ pub fn of_machine(facts: &Facts) -> Vec<Note> {
         };
         notes.push(Note::new("no_thp", text));
     }
+    if facts.btf.offsets.task_run_delay.is_none() {
+        notes.push(Note::new(
+            "no_sched_info",
+            "this kernel does not tell how long a task waited for a CPU (no sched_info in BTF): waiting is \
+             part of the durations, and of what the faults were made of",
+        ));
+    }
     if facts.privileges.initial_pid_namespace == Some(false) {
         notes.push(Note::new(
             "pid_namespace",

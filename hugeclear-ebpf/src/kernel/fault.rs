@@ -4,7 +4,7 @@ use aya_ebpf::helpers::bpf_probe_read_kernel;
 use hugeclear_ebpf::{
     config::Pair,
     key::{Cause, Dimensions, FAULT, Outcome},
-    maps::{CLEARED, COPIED, Fallbacks, Inside, SKIP, Start},
+    maps::{CGROUP_RECLAIMED, CLEARED, COPIED, Fallbacks, Inside, SKIP, Start},
 };
 
 use super::{
@@ -155,18 +155,25 @@ pub(crate) fn exit(call: &impl Call, pair: Pair) {
 }
 
 /// Why a THP fault fell back: which of its CPU's counters grew meanwhile. Another thread may have
-/// made it grow if there was a switch, so then it is not known.
+/// made them grow if there was a switch. Then only reclaim for a cgroup's limit tells, because nothing
+/// but the charge of an allocated page asks for it.
 #[inline(always)]
 fn reason(start: &Start, end: End) -> Outcome {
-    if config!(fallback_counters.address) == 0
-        || config!(task.run_delay) == 0
-        || start.cpu != end.cpu
-        || end.waited.switches != 0
-    {
+    if config!(fallback_counters.address) == 0 || config!(task.run_delay) == 0 {
         return Outcome::FallbackUnknown;
     }
     let after = fallbacks(end.cpu);
-    if after.charge != start.fallbacks.charge {
+    let stayed = start.cpu == end.cpu;
+    let charge_grew = after.charge != start.fallbacks.charge;
+    if !stayed || end.waited.switches != 0 {
+        let reclaimed = start.inside.happened & CGROUP_RECLAIMED != 0;
+        return if reclaimed && (charge_grew || !stayed) {
+            Outcome::FallbackCharge
+        } else {
+            Outcome::FallbackUnknown
+        };
+    }
+    if charge_grew {
         Outcome::FallbackCharge
     } else if after.any != start.fallbacks.any {
         Outcome::FallbackAlloc

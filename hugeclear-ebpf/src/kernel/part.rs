@@ -1,6 +1,9 @@
 //! Entry and exit of what a fault may have to wait for: direct compaction and direct reclaim.
 
-use hugeclear_ebpf::{config::Pair, maps::SKIP};
+use hugeclear_ebpf::{
+    config::Pair,
+    maps::{CGROUP_RECLAIMED, SKIP},
+};
 
 use super::{
     aggregate::End,
@@ -59,5 +62,8 @@ pub(crate) fn exit(_call: &impl Call, pair: Pair) {
         inside.compaction_ns += net_ns;
     } else {
         inside.reclaim_ns += net_ns;
+        if pair as u32 == Pair::CgroupReclaim as u32 {
+            inside.happened |= CGROUP_RECLAIMED;
+        }
     }
 }
