@@ -44,8 +44,8 @@ pub fn event_text(event: &Event, origin_ns: u64, text: &mut String) {
         "{seconds:>11.6}  {:<5}  {what:<25}  {:>4}  {:>9}  {:>9}  {cpus:>7}  {:>5}  {:>15}  {comm:<15}  {:>4}",
         event.kind.name(),
         or_dash(group.page_size_bytes.map(units::format_bytes)),
-        duration(event.duration_ns as f64),
-        or_dash(event.preempted_ns.map(|ns| duration(ns as f64))),
+        brief(event.duration_ns as f64),
+        or_dash(event.preempted_ns.map(|ns| brief(ns as f64))),
         format!("{}/{}", or_dash(group.node), or_dash(group.mem_node)),
         format!("{}/{}", or_dash(group.pid), event.tid),
         or_dash(group.fault_offset),
@@ -54,10 +54,10 @@ pub fn event_text(event: &Event, origin_ns: u64, text: &mut String) {
         let _ = write!(
             text,
             "  clear {}, compaction {}, reclaim {}, rest {}",
-            duration(parts.clear_ns as f64),
-            duration(parts.compaction_ns as f64),
-            duration(parts.reclaim_ns as f64),
-            duration(parts.rest_ns as f64),
+            brief(parts.clear_ns as f64),
+            brief(parts.compaction_ns as f64),
+            brief(parts.reclaim_ns as f64),
+            brief(parts.rest_ns as f64),
         );
     }
     text.truncate(line_start + text[line_start..].trim_end().len());
@@ -65,6 +65,15 @@ pub fn event_text(event: &Event, origin_ns: u64, text: &mut String) {
     for frame in event.stack.iter().flatten() {
         let _ = writeln!(text, "               {frame}");
     }
+}
+
+/// A duration in ns; a zero without a unit is read over.
+fn brief(ns: f64) -> String {
+    if ns == 0.0 {
+        return "0".to_owned();
+    }
+    let sign = if ns < 0.0 { "-" } else { "" };
+    format!("{sign}{}", duration(ns.abs()))
 }
 
 /// The event as one line of JSON.
