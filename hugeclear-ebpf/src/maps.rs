@@ -227,7 +227,7 @@ unsafe impl aya::Pod for Cell {}
 pub const STACK_FRAMES: usize = 48;
 
 /// One clear, copy or fault, as it ended.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct Event {
     /// When it began, in ns of CLOCK_MONOTONIC.

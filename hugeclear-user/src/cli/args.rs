@@ -177,13 +177,17 @@ pub struct TraceArgs {
     #[arg(long, value_name = "LIST", value_parser = sixteenths, help_heading = FILTERS)]
     pub fault_offset: Option<Numbers>,
 
-    /// Print each clear, copy and (with --faults) fault as it ends, on a line of its own
+    /// Print each clear, copy and (with --faults) fault as it ends, on a line of its own, then the total
+    ///
+    /// The time is that of its end, since the trace began; nodes are those of the CPU and of the memory; 16th
+    /// is where in the page the fault was. What the ring buffer has no room for is counted under LOST. Filters
+    /// hold for events too.
     #[arg(long, help_heading = EVENTS)]
     pub events: bool,
-    /// Only those that took longer than this
+    /// Print only those that took at least so many milliseconds, such as 5 or 0.25; the total holds all
     #[arg(long, value_name = "MS", value_parser = milliseconds, requires = "events", help_heading = EVENTS)]
     pub slower: Option<Duration>,
-    /// With the kernel's stack
+    /// With the kernel's stack, innermost function first
     #[arg(long, requires = "events", help_heading = EVENTS)]
     pub stack: bool,
     /// Size of the ring buffer, a power of two

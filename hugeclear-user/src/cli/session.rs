@@ -1,21 +1,26 @@
 //! Makes reports of what a trace has read.
 
-use std::{collections::BTreeMap, path::Path, time::Duration};
+use std::{
+    collections::BTreeMap,
+    path::Path,
+    time::{Duration, Instant},
+};
 
 use hugeclear_ebpf::key::Site;
 use nix::time::{ClockId, clock_gettime};
 
 use crate::{
-    facts::{Facts, HugeFaults, cgroup},
+    facts::{Facts, HugeFaults, cgroup, kallsyms::Kallsyms},
     notes::{self, Note, Seen},
     probes::{
         config::{Filter, Request},
+        events::RawEvent,
         reader::Reading,
         select::AllocatorReach,
         tracer::{AttachedProbe, Tracer},
     },
     report::{FaultCount, Kind, Report, Summary},
-    window::{By, Grouping, Losses, Row, Snapshot, Terms, rows},
+    window::{By, Event, Grouping, Losses, Row, Snapshot, Terms, rows},
 };
 
 /// The state from which reports are made.
@@ -36,7 +41,17 @@ pub(super) struct Session<'a> {
     /// Start of the current window, and what had been recorded until then.
     window_start_ns: u64,
     window_base: Snapshot,
+    /// Names for the stacks of events, if those were asked for.
+    symbols: Kallsyms,
+    /// Events that this program cannot decode.
+    unknown_events: u64,
+    /// Whether the paths of events' cgroups are asked for, and when they were looked up last.
+    names_cgroups: bool,
+    cgroups_read: Option<Instant>,
 }
+
+/// The shortest time between two walks over the cgroups for events.
+const CGROUPS_EVERY: Duration = Duration::from_secs(1);
 
 impl<'a> Session<'a> {
     pub(super) fn new(
@@ -44,14 +59,30 @@ impl<'a> Session<'a> {
         tracer: &Tracer,
         request: &Request,
         grouping: Grouping,
+        json: bool,
     ) -> Self {
         let start_ns = now_ns();
+        let stacks = request.events.is_some_and(|events| events.stacks);
+        let mut notes = [notes::of_machine(facts), tracer.notes.clone()].concat();
+        let symbols = if stacks {
+            // Not sooner: our own programs have names now.
+            Kallsyms::read(Path::new("/")).unwrap_or_default()
+        } else {
+            Kallsyms::default()
+        };
+        if stacks && symbols.is_empty() {
+            notes.push(Note::new(
+                "symbols_hidden",
+                "stacks are bare addresses: /proc/kallsyms shows no addresses to this process \
+                 (kernel.kptr_restrict, CAP_SYSLOG)",
+            ));
+        }
         let nodes = facts.numa.nodes.iter();
         Self {
             facts,
             summary: Summary::new(facts),
             probes: tracer.probes.clone(),
-            notes: [notes::of_machine(facts), tracer.notes.clone()].concat(),
+            notes,
             terms: Terms {
                 base_page_bytes: facts.page_size_bytes,
                 derived: derived_sites(&tracer.probes),
@@ -69,6 +100,10 @@ impl<'a> Session<'a> {
             stopped: None,
             window_start_ns: start_ns,
             window_base: Snapshot::default(),
+            symbols,
+            unknown_events: 0,
+            names_cgroups: request.events.is_some() && json,
+            cgroups_read: None,
         }
     }
 
@@ -80,6 +115,44 @@ impl<'a> Session<'a> {
     /// The end of what is reported: now, unless recording was stopped before.
     fn end_ns(&self) -> u64 {
         self.stopped.as_ref().map_or_else(now_ns, |(ns, _)| *ns)
+    }
+
+    /// When the trace began, in ns of CLOCK_MONOTONIC.
+    pub(super) const fn start_ns(&self) -> u64 {
+        self.start_ns
+    }
+
+    /// The event to print; `None` if it was not asked for, or, counted, if it cannot be decoded.
+    pub(super) fn event(&mut self, raw: Option<RawEvent>) -> Option<Event> {
+        if let Some(raw) = &raw {
+            self.look_up_cgroup(raw.event.cgroup);
+        }
+        let decoded = raw.and_then(|raw| Some((Event::of(&raw.event, &self.terms)?, raw.stack)));
+        let Some((mut event, stack)) = decoded else {
+            self.unknown_events += 1;
+            return None;
+        };
+        if !self.grouping.only.admits(&event.group) {
+            return None;
+        }
+        event.stack = stack.map(|stack| self.symbols.frames(&stack));
+        Some(event)
+    }
+
+    /// Walks the cgroups again if `id` is not among them, unless that was done just now.
+    fn look_up_cgroup(&mut self, id: u64) {
+        let is_recent = |read: Instant| read.elapsed() < CGROUPS_EVERY;
+        if !self.names_cgroups
+            || self.terms.cgroups.contains_key(&id)
+            || self.cgroups_read.is_some_and(is_recent)
+        {
+            return;
+        }
+        if let Some(mount) = &self.facts.cgroup2 {
+            // One that has gone since keeps its name.
+            self.terms.cgroups.extend(cgroup::paths(mount));
+        }
+        self.cgroups_read = Some(Instant::now());
     }
 
     /// The report of what was recorded since the last window, or the start.
@@ -142,6 +215,15 @@ impl<'a> Session<'a> {
             };
             notes.extend(notes::of_unseen(self.facts, &seen));
             notes.extend(notes::of_losses(&losses, &self.probes));
+            if self.unknown_events > 0 {
+                notes.push(Note::new(
+                    "events_unknown",
+                    format!(
+                        "{} events are not printed: this program does not know their numbers",
+                        self.unknown_events
+                    ),
+                ));
+            }
         }
         let all = rows(snapshot, &self.grouping, &self.terms);
         Report {

@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, anyhow, ensure};
 use aya_log::EbpfLogger;
 use log::{LevelFilter, Log};
 use nix::{
@@ -19,7 +19,8 @@ use tokio::{
     io::{Interest, unix::AsyncFd},
     process::{Child, Command},
     signal::unix::{SignalKind, signal},
-    time::{Instant, MissedTickBehavior, interval_at, sleep_until, timeout},
+    task::yield_now,
+    time::{Instant, MissedTickBehavior, interval_at, sleep, sleep_until, timeout},
 };
 
 use super::{
@@ -31,6 +32,7 @@ use crate::{
     facts::{Facts, cgroup},
     probes::{
         config,
+        events::Events,
         select::{self, Wanted},
         tracer::Tracer,
     },
@@ -39,6 +41,10 @@ use crate::{
 
 /// How often the live table is renewed.
 const REFRESH: Duration = Duration::from_secs(1);
+/// How much text of events is written at once.
+const BATCH_BYTES: usize = 64 << 10;
+/// How long what is printed last may still take once somebody asks again to end.
+const PATIENCE: Duration = Duration::from_secs(1);
 /// How long a command may take to end after SIGTERM before it is left to itself.
 const GRACE: Duration = Duration::from_secs(5);
 
@@ -62,7 +68,10 @@ pub fn run(args: &TraceArgs) -> Result<ExitCode> {
         .enable_all()
         .build()
         .context("cannot start the event loop")?;
-    runtime.block_on(trace(args))
+    let status = runtime.block_on(trace(args));
+    // Without waiting for a reader who does not read.
+    runtime.shutdown_background();
+    status
 }
 
 async fn trace(args: &TraceArgs) -> Result<ExitCode> {
@@ -97,10 +106,14 @@ async fn trace(args: &TraceArgs) -> Result<ExitCode> {
     for probe in &tracer.probes {
         log::info!("attached: {} by {}", probe.function, probe.method);
     }
-    let mut session = Session::new(&facts, &tracer, &request, grouping);
+    let mut session = Session::new(&facts, &tracer, &request, grouping, args.json);
     let mut log = (args.verbose > 0)
         .then(|| kernel_log(&mut tracer))
         .flatten();
+    let mut events = tracer.take_events().map(watch).transpose()?;
+    if events.is_some() {
+        output.print_event_titles().await;
+    }
 
     let mut command = match &args.command[..] {
         [] => None,
@@ -126,7 +139,6 @@ async fn trace(args: &TraceArgs) -> Result<ExitCode> {
     let deadline = args.duration.map(|duration| start + duration);
     let needs_ticks = args.interval.is_some() || output.refreshes;
 
-    let mut written = Ok(());
     let end = loop {
         tokio::select! {
             _ = interrupt.recv() => break End::Asked,
@@ -134,14 +146,20 @@ async fn trace(args: &TraceArgs) -> Result<ExitCode> {
             _ = hangup.recv() => break End::Asked,
             status = finished(&mut command) => break End::Command(status?),
             () = passed(deadline) => break End::Asked,
-            _ = ticks.tick(), if needs_ticks => {
+            () = output.failed() => break End::Unwritable,
+            // While nobody reads what is printed, windows grow longer, and events wait where they are.
+            () = async { output.room().await; ticks.tick().await; }, if needs_ticks => {
                 let reading = tracer.read();
-                written = match args.interval {
-                    Some(_) => output.print(&session.window(&reading)),
-                    None => output.refresh(&session.total(&reading)),
-                };
-                if written.is_err() {
-                    break End::Unwritable;
+                match args.interval {
+                    Some(_) => output.print(&session.window(&reading)).await,
+                    None => output.refresh(&session.total(&reading)).await,
+                }
+            }
+            (text, is_all) = next_events(&mut events, &mut session, &output) => {
+                output.write(text.into_bytes()).await;
+                if !is_all {
+                    // A flood must not hide the signals.
+                    yield_now().await;
                 }
             }
             () = flush(&mut log) => {}
@@ -153,17 +171,38 @@ async fn trace(args: &TraceArgs) -> Result<ExitCode> {
     tracer.stop();
     session.stop();
     let reading = tracer.end();
-    if written.is_ok() && args.interval.is_some() {
-        written = output.print(&session.window(&reading));
-    }
-    if written.is_ok() {
-        written = output.print(&session.total(&reading));
-    }
+    let name = output.name.clone();
+    let rest = async {
+        if let Some(events) = &mut events {
+            let mut is_all = false;
+            while !is_all {
+                let text;
+                (text, is_all) = take_events(events.get_mut(), &mut session, &output);
+                output.write(text.into_bytes()).await;
+            }
+        }
+        if args.interval.is_some() {
+            output.print(&session.window(&reading)).await;
+        }
+        output.print(&session.total(&reading)).await;
+        output.finish().await
+    };
+    let written = tokio::select! {
+        written = rest => written.map_err(anyhow::Error::from),
+        () = async {
+            tokio::select! {
+                _ = interrupt.recv() => {}
+                _ = terminate.recv() => {}
+            }
+            // Somebody who is only impatient gets it all.
+            sleep(PATIENCE).await;
+        } => Err(anyhow!("interrupted while its reader did not read")),
+    };
     match written {
         // A reader may leave when it has seen enough; the command goes on.
-        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
+        Err(error) if !is_broken_pipe(&error) => {
             stop(command).await;
-            Err(error).with_context(|| format!("cannot write {}", output.name))
+            Err(error).with_context(|| format!("cannot write {name}"))
         }
         Ok(()) | Err(_) => match end {
             End::Command(status) => Ok(exit_code(status)),
@@ -175,6 +214,11 @@ async fn trace(args: &TraceArgs) -> Result<ExitCode> {
             End::Unwritable => Ok(exit_code(finished(&mut command).await?)),
         },
     }
+}
+
+fn is_broken_pipe(error: &anyhow::Error) -> bool {
+    (error.downcast_ref::<io::Error>())
+        .is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
 }
 
 /// Refuses a process that does not exist: its trace would wait in vain.
@@ -264,4 +308,57 @@ async fn flush(log: &mut Option<KernelLog>) {
         ready.get_inner_mut().flush();
         ready.clear_ready();
     }
+}
+
+fn watch(events: Events) -> Result<AsyncFd<Events>> {
+    // SAFETY: the events own their ring buffer and its descriptor, and keep both until they are dropped.
+    unsafe { AsyncFd::register_with_interest(events, Interest::READABLE) }
+        .context("cannot wait for events")
+}
+
+/// Takes events as soon as there are any and there is room to print them: see [`take_events`]. Never,
+/// without events.
+async fn next_events(
+    events: &mut Option<AsyncFd<Events>>,
+    session: &mut Session<'_>,
+    output: &Output,
+) -> (String, bool) {
+    let Some(events) = events else {
+        return std::future::pending().await;
+    };
+    output.room().await;
+    loop {
+        // An error says that the event loop has ended, and we with it.
+        let Ok(mut ready) = events.readable_mut().await else {
+            return std::future::pending().await;
+        };
+        let (text, is_all) = take_events(ready.get_inner_mut(), session, output);
+        if is_all {
+            ready.clear_ready();
+        }
+        if !text.is_empty() || !is_all {
+            return (text, is_all);
+        }
+    }
+}
+
+/// The text of the oldest events in the buffer, and whether those are all. Not all come at once, because
+/// there may be no end of them.
+fn take_events(events: &mut Events, session: &mut Session<'_>, output: &Output) -> (String, bool) {
+    /// Events that are left out take time too.
+    const MOST: usize = 4096;
+    let origin_ns = session.start_ns();
+    let mut text = String::new();
+    for _ in 0..MOST {
+        let Some(raw) = events.take() else {
+            return (text, true);
+        };
+        if let Some(event) = session.event(raw) {
+            output.add_event(&event, origin_ns, &mut text);
+        }
+        if text.len() >= BATCH_BYTES {
+            break;
+        }
+    }
+    (text, false)
 }

@@ -14,6 +14,7 @@ pub mod config;
 pub mod cpu;
 pub mod hugetlb;
 pub mod init_on;
+pub mod kallsyms;
 pub mod kernel_memory;
 mod mounts;
 pub mod numa;

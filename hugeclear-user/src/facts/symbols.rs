@@ -2,7 +2,7 @@
 
 use std::{
     collections::BTreeSet,
-    io::{BufRead, BufReader},
+    io::{self, BufRead, BufReader},
     path::Path,
 };
 
@@ -234,7 +234,7 @@ pub(super) fn each_symbol(source: &mut Source, mut each: impl FnMut(u64, &str)) 
 }
 
 /// Address, type letter and name of a line of kallsyms; `None` for a module's symbol or noise.
-fn kallsyms_line(line: &[u8]) -> Option<(&[u8], u8, &[u8])> {
+pub(super) fn kallsyms_line(line: &[u8]) -> Option<(&[u8], u8, &[u8])> {
     let space = line.iter().position(|byte| *byte == b' ')?;
     let (address, rest) = line.split_at(space);
     let [b' ', kind, b' ', name @ ..] = rest else {
@@ -254,27 +254,31 @@ fn symbol(address: &[u8], kind: u8, name: &[u8]) -> Option<Symbol> {
 }
 
 /// Calls `each` with every line until it answers `false`; whether the file could be read.
-/// One buffer for all lines: these files have over 100,000 of them.
-fn each_line(source: &mut Source, path: &Path, mut each: impl FnMut(&[u8]) -> bool) -> bool {
+fn each_line(source: &mut Source, path: &Path, each: impl FnMut(&[u8]) -> bool) -> bool {
     const BUFFER: usize = 1 << 16;
     let Some(file) = source.open(path) else {
         return false;
     };
-    let mut reader = BufReader::with_capacity(BUFFER, file);
+    match for_each_line(BufReader::with_capacity(BUFFER, file), each) {
+        Ok(()) => true,
+        Err(error) => {
+            source.note(path, &error);
+            false
+        }
+    }
+}
+
+/// Calls `each` with every line until it answers `false`.
+/// One buffer for all lines: these files have over 100,000 of them.
+pub(super) fn for_each_line(
+    mut reader: impl BufRead,
+    mut each: impl FnMut(&[u8]) -> bool,
+) -> io::Result<()> {
     let mut line = Vec::new();
     loop {
         line.clear();
-        match reader.read_until(b'\n', &mut line) {
-            Ok(0) => return true,
-            Ok(_) => {
-                if !each(line.trim_ascii_end()) {
-                    return true;
-                }
-            }
-            Err(error) => {
-                source.note(path, &error);
-                return false;
-            }
+        if reader.read_until(b'\n', &mut line)? == 0 || !each(line.trim_ascii_end()) {
+            return Ok(());
         }
     }
 }

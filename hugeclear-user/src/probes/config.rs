@@ -65,7 +65,7 @@ impl Details {
 /// That each clear, copy and fault is to be reported on its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EventRequest {
-    /// Only those that took longer than this.
+    /// Only those that took at least this.
     pub slower: Duration,
     /// With the kernel's stack.
     pub stacks: bool,

@@ -204,7 +204,7 @@ fn array<T: Copy>(ebpf: &mut Ebpf, name: &str, entries: u32) -> Result<MappedArr
     }
 }
 
-fn take_map(ebpf: &mut Ebpf, name: &str) -> Map {
+pub(super) fn take_map(ebpf: &mut Ebpf, name: &str) -> Map {
     ebpf.take_map(name)
         .expect("the object is built from the same source tree")
 }

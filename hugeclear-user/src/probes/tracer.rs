@@ -12,8 +12,9 @@ use serde::{Deserialize, Serialize};
 use super::{
     attach::{self, Attachment},
     config::{self, Request},
+    events::Events,
     keys::Layout,
-    reader::{Reader, Reading},
+    reader::{Reader, Reading, take_map},
     select::{Allocator, AllocatorReach, Method, Probe, ProbeSet, Refusal},
 };
 use crate::{
@@ -86,6 +87,7 @@ pub struct Tracer {
     reader: Reader,
     /// Exits without entry when recording was stopped.
     exits_without_entry: Option<u64>,
+    events: Option<Events>,
     /// How each function is traced.
     pub probes: Vec<AttachedProbe>,
     /// Every method that was refused, and why.
@@ -186,6 +188,10 @@ impl Tracer {
         notes.extend(layout.note());
         let mut reader = Reader::new(&mut ebpf, layout)
             .map_err(|error| TraceError::Load(format!("{error:#}")))?;
+        let events = (request.events)
+            .map(|_| Events::new(take_map(&mut ebpf, "EVENTS")))
+            .transpose()
+            .map_err(|error| TraceError::Load(error.to_string()))?;
         reader.forgive_earlier_calls();
         Ok(Self {
             attachments,
@@ -193,6 +199,7 @@ impl Tracer {
             ebpf,
             reader,
             exits_without_entry: None,
+            events,
             probes,
             refusals,
             notes,
@@ -204,6 +211,12 @@ impl Tracer {
     #[must_use]
     pub fn take_log(&mut self) -> Option<aya_log::EbpfLogger<&'static dyn log::Log>> {
         aya_log::EbpfLogger::init(&mut self.ebpf).ok()
+    }
+
+    /// Takes the events, if they were asked for.
+    #[must_use]
+    pub fn take_events(&mut self) -> Option<Events> {
+        self.events.take()
     }
 
     /// What has been recorded so far, and what has not.

@@ -1,11 +1,13 @@
 //! What a trace found, ready to be shown, and the forms it is shown in. Pure.
 
+mod event;
 mod table;
 
 use std::collections::BTreeSet;
 
 use serde::Serialize;
 
+pub use event::{EVENT_TITLES, event_json, event_text};
 pub use table::table;
 
 use crate::{

@@ -180,7 +180,7 @@ fn column(key: By) -> Column {
 }
 
 /// A number or word; `-` if there is none.
-fn or_dash(value: Option<impl ToString>) -> String {
+pub(super) fn or_dash(value: Option<impl ToString>) -> String {
     value.map_or_else(|| "-".to_owned(), |value| value.to_string())
 }
 
@@ -410,7 +410,7 @@ fn share(part: f64, whole: u64) -> String {
 }
 
 /// A duration with its unit, to three or four digits.
-fn duration(ns: f64) -> String {
+pub(super) fn duration(ns: f64) -> String {
     let (value, unit) = match ns {
         ns if ns < 1e3 => (ns, "ns"),
         ns if ns < 1e6 => (ns / 1e3, "µs"),

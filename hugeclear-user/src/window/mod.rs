@@ -2,12 +2,14 @@
 //! Pure: no kernel, no clock.
 
 mod aggregate;
+mod events;
 mod losses;
 mod rows;
 
 use std::{collections::BTreeMap, sync::Arc};
 
 pub use aggregate::{Aggregate, Parts};
+pub use events::{Event, EventKind, EventParts};
 pub use losses::{Losses, PairCounts};
 pub use rows::{
     By, FaultRow, Group, Grouping, ImpactRow, LongestRun, Only, Operation, Row, Rows, Terms, Times,

@@ -86,8 +86,8 @@ pub struct Group {
 }
 
 impl Group {
-    /// All that is known of an aggregate.
-    fn of(cpu: u32, key: Option<&Key>, terms: &Terms) -> Self {
+    /// All that is known of an aggregate, or of an event.
+    pub(super) fn of(cpu: u32, key: Option<&Key>, terms: &Terms) -> Self {
         let node = terms.node_of_cpu.get(&cpu).copied();
         let Some(key) = key else {
             return Self {
