@@ -2,6 +2,7 @@
 
 mod counts;
 mod ftrace;
+mod impact;
 mod lifecycle;
 mod models;
 mod trace;
@@ -76,6 +77,11 @@ enum Scenario {
     },
     /// Signals, exit statuses, and nothing left behind.
     Lifecycle(Expected),
+    /// How long tasks that wake beside a clear wait for it; also part of `durations`.
+    Impact(Expected),
+    /// Not a scenario: what `impact` traces.
+    #[command(hide = true)]
+    SleepBesideClear,
 }
 
 fn main() -> Result<()> {
@@ -90,7 +96,8 @@ fn main() -> Result<()> {
         }
         Scenario::Durations { expected, method } => {
             ftrace::run(&expected, &method)?;
-            waiting::run(&expected)
+            waiting::run(&expected)?;
+            impact::run(&expected)
         }
         Scenario::Models {
             expected,
@@ -100,5 +107,7 @@ fn main() -> Result<()> {
         } => models::run(&expected, &model, &switch, &methods),
         Scenario::ManyCpus { expected, cpus } => counts::many_cpus(&expected, cpus),
         Scenario::Lifecycle(expected) => lifecycle::run(&expected),
+        Scenario::Impact(expected) => impact::run(&expected),
+        Scenario::SleepBesideClear => impact::sleep_beside_clear(),
     }
 }

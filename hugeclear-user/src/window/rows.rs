@@ -328,9 +328,11 @@ pub struct FaultRow {
 /// How long tasks that became runnable on a CPU while it cleared waited for that clear.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ImpactRow {
-    /// Page size of the clear, and the preemption model.
+    /// Page size and preemption model of the clear; CPU and name of the task that waited.
     #[serde(flatten)]
     pub group: Group,
+    /// If it is the sum of the rows beyond those asked for: how many.
+    pub rest_of: Option<u64>,
     /// Their number and the time that they waited while the clear ran.
     #[serde(flatten)]
     pub times: Times,
@@ -461,11 +463,14 @@ pub fn rows(snapshot: &Snapshot, grouping: &Grouping, terms: &Terms) -> Rows {
             .into_iter()
             .filter_map(|(group, sum)| fault_row(group, &sum))
             .collect(),
-        impact: impact
+        impact: ranked(impact, top, |_| Group::default())
             .into_iter()
             .filter_map(|(group, sum)| {
-                let times = times(&sum.aggregate)?;
-                Some(ImpactRow { group, times })
+                Some(ImpactRow {
+                    group,
+                    rest_of: sum.rest_of,
+                    times: times(&sum.aggregate)?,
+                })
             })
             .collect(),
     }
