@@ -237,7 +237,11 @@ impl Tracer {
         reading.losses.open_at_detach = 0;
         reading.losses.impact_open = 0;
         if reading.losses.entries_without_exit > 0 {
-            let again = self.reader.read(&pairs, impact_skipped).losses.entries_without_exit;
+            let again = self
+                .reader
+                .read(&pairs, impact_skipped)
+                .losses
+                .entries_without_exit;
             let seen = &mut reading.losses.entries_without_exit;
             *seen = again.min(*seen);
         }

@@ -55,6 +55,12 @@ pub fn table(report: &Report) -> String {
             "tasks that woke while their CPU cleared, and how long that clear kept them waiting:\n{}",
             impact_rows(by, &report.sched_impact)
         );
+    } else if report
+        .probes
+        .iter()
+        .any(|probe| probe.function == "sched_wakeup")
+    {
+        let _ = writeln!(text, "no task woke while its CPU cleared");
     }
     if report.kind == Kind::Total {
         for count in &report.fault_counts {

@@ -624,6 +624,7 @@ mod tests {
             Subject::Site(Site::Allocator),
             Subject::Site(Site::CopyUserLargeFolio),
             Subject::Fault,
+            Subject::Impact,
         ];
         (
             prop::sample::select(subjects.to_vec()),
@@ -682,6 +683,8 @@ mod tests {
             prop_assert_eq!(of_rows(Operation::Copy), sum_of(copies));
             let faults: u64 = rows.faults.iter().map(|row| row.times.count).sum();
             prop_assert_eq!(faults, sum_of(|subject| subject == Subject::Fault).0);
+            let impact: u64 = rows.impact.iter().map(|row| row.times.count).sum();
+            prop_assert_eq!(impact, sum_of(|subject| subject == Subject::Impact).0);
             for row in &rows.faults {
                 let parts = row.clear_ns + row.compaction_ns + row.reclaim_ns + row.preempted_ns;
                 prop_assert_eq!(parts.cast_signed() + row.rest_ns, row.times.sum_ns.cast_signed());
@@ -690,6 +693,7 @@ mod tests {
             if grouping.by.iter().any(|key| key.is_who()) {
                 prop_assert!(rows.clears.len() <= top + 2);
                 prop_assert!(rows.faults.len() <= top + 1);
+                prop_assert!(rows.impact.len() <= top + 1);
             }
         }
     }
