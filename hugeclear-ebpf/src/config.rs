@@ -183,6 +183,14 @@ pub struct TaskOffsets {
     /// 1 if the kernel hands out the current task as a trusted pointer (`bpf_get_current_task_btf`,
     /// 5.11), whose members are read with plain loads.
     pub trusted: u32,
+    /// `pid`: the thread's number.
+    pub pid: u32,
+    /// `cpu`: where it runs, or is to run.
+    pub cpu: u32,
+    /// `comm`: its name.
+    pub comm: u32,
+    /// No meaning.
+    pub padding: u32,
 }
 
 /// Which parts of a [`crate::key::CellKey`] are asked for: bits of [`Config::wanted`].
@@ -275,10 +283,14 @@ pub struct Config {
     pub fault_flags_offset: u32,
     /// 1 if each clear, copy and fault makes an event, 2 with its kernel stack.
     pub events: u32,
+    /// 1 if each clear is noted as what its CPU executes, for the tasks that wake there.
+    pub sched_impact: u32,
+    /// No meaning.
+    pub padding: u32,
 }
 
 const _: () = assert!(size_of::<ClearConfig>() == 32);
-const _: () = assert!(size_of::<Config>() == 296);
+const _: () = assert!(size_of::<Config>() == 320);
 
 #[cfg(feature = "user")]
 // SAFETY: `repr(C)`, only integers, no padding (the sizes are asserted above), any bytes are valid.

@@ -5,6 +5,7 @@ pub(crate) mod call;
 pub(crate) mod clear;
 pub(crate) mod enclosing;
 pub(crate) mod fault;
+pub(crate) mod impact;
 pub(crate) mod part;
 pub(crate) mod piece;
 pub(crate) mod preempt;

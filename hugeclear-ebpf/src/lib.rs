@@ -7,6 +7,7 @@
 
 pub mod bucket;
 pub mod config;
+pub mod impact;
 pub mod key;
 pub mod maps;
 pub mod piece;

@@ -10,12 +10,12 @@
 mod kernel;
 
 use aya_ebpf::{
-    macros::{fentry, fexit, kprobe, kretprobe},
-    programs::{FEntryContext, FExitContext, ProbeContext, RetProbeContext},
+    macros::{btf_tracepoint, fentry, fexit, kprobe, kretprobe},
+    programs::{BtfTracePointContext, FEntryContext, FExitContext, ProbeContext, RetProbeContext},
 };
 use hugeclear_ebpf::{config::Pair, piece::Kind};
 
-use crate::kernel::{clear, fault, part, piece, preempt, zero_page};
+use crate::kernel::{clear, fault, impact, part, piece, preempt, zero_page};
 
 macro_rules! programs {
     ($body:ident, $pair:expr, $fentry:ident, $fexit:ident, $kprobe:ident, $kretprobe:ident) => {
@@ -212,6 +212,34 @@ fn piece_bytes(ctx: ProbeContext) -> u32 {
 #[kprobe]
 fn piece_words(ctx: ProbeContext) -> u32 {
     piece::piece(&ctx, Kind::Words);
+    0
+}
+
+/// A task was woken: argument 1.
+#[btf_tracepoint(function = "sched_wakeup")]
+fn impact_wakeup(ctx: BtfTracePointContext) -> i32 {
+    impact::woken(ctx.arg(0));
+    0
+}
+
+/// A new task was woken for the first time: argument 1.
+#[btf_tracepoint(function = "sched_wakeup_new")]
+fn impact_wakeup_new(ctx: BtfTracePointContext) -> i32 {
+    impact::woken(ctx.arg(0));
+    0
+}
+
+/// The CPU goes from the task of argument 2 to that of argument 3; newer kernels pass one more.
+#[btf_tracepoint(function = "sched_switch")]
+fn impact_switch(ctx: BtfTracePointContext) -> i32 {
+    impact::switched(ctx.arg(1), ctx.arg(2));
+    0
+}
+
+/// A task, argument 1, is about to be moved to another CPU.
+#[btf_tracepoint(function = "sched_migrate_task")]
+fn impact_migrate(ctx: BtfTracePointContext) -> i32 {
+    impact::migrated(ctx.arg(0));
     0
 }
 

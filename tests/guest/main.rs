@@ -2,6 +2,7 @@
 
 mod counts;
 mod ftrace;
+mod impact;
 mod lifecycle;
 mod models;
 mod strategy;
@@ -85,6 +86,11 @@ enum Scenario {
     Strategy(Expected),
     /// Signals, exit statuses, and nothing left behind.
     Lifecycle(Expected),
+    /// How long tasks that wake beside a clear wait for it; also part of `durations`.
+    Impact(Expected),
+    /// Not a scenario: what `impact` traces.
+    #[command(hide = true)]
+    SleepBesideClear,
 }
 
 fn main() -> Result<()> {
@@ -101,7 +107,8 @@ fn main() -> Result<()> {
         }
         Scenario::Durations { expected, method } => {
             ftrace::run(&expected, &method)?;
-            waiting::run(&expected)
+            waiting::run(&expected)?;
+            impact::run(&expected)
         }
         Scenario::Models {
             expected,
@@ -112,5 +119,7 @@ fn main() -> Result<()> {
         Scenario::ManyCpus { expected, cpus } => counts::many_cpus(&expected, cpus),
         Scenario::Strategy(expected) => strategy::run(&expected),
         Scenario::Lifecycle(expected) => lifecycle::run(&expected),
+        Scenario::Impact(expected) => impact::run(&expected),
+        Scenario::SleepBesideClear => impact::sleep_beside_clear(),
     }
 }

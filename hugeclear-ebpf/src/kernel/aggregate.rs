@@ -68,7 +68,7 @@ pub(crate) fn clear(slot: &mut Slot, block: u32, start: &Start, end: End, run: R
         add_to_block(block, start, end, run);
     } else if let Some(cell) = cell(key(end)) {
         add(&mut cell.totals, start, end, run);
-        count_in_cell(cell, start, end);
+        count_in_cell(cell, end.now - start.start_ns);
     } else {
         slot.cells_full += 1;
         add_to_block(OTHER, start, end, run);
@@ -86,7 +86,18 @@ pub(crate) fn fault(slot: &mut Slot, start: &Start, end: End) {
     cell.inside.clear_ns += start.inside.clear_ns;
     cell.inside.compaction_ns += start.inside.compaction_ns;
     cell.inside.reclaim_ns += start.inside.reclaim_ns;
-    count_in_cell(cell, start, end);
+    count_in_cell(cell, end.now - start.start_ns);
+}
+
+/// Adds a duration of nothing that began and ended to the cell of `key`; whether there was room for it.
+#[inline(always)]
+pub(crate) fn duration(key: CellKey, ns: u64) -> bool {
+    let Some(cell) = cell(key) else {
+        return false;
+    };
+    add_ns(&mut cell.totals, ns);
+    count_in_cell(cell, ns);
+    true
 }
 
 #[inline(always)]
@@ -107,8 +118,8 @@ fn add_to_block(block: u32, start: &Start, end: End, run: Run) {
 }
 
 #[inline(always)]
-fn count_in_cell(cell: &mut Cell, start: &Start, end: End) {
-    let index = bucket::coarse(bucket::index(end.now - start.start_ns));
+fn count_in_cell(cell: &mut Cell, ns: u64) {
+    let index = bucket::coarse(bucket::index(ns));
     // As in `add_to_block`.
     let index = core::hint::black_box(index);
     if index < COARSE_BUCKETS {
@@ -119,7 +130,20 @@ fn count_in_cell(cell: &mut Cell, start: &Start, end: End) {
 
 #[inline(always)]
 fn add(totals: &mut Totals, start: &Start, end: End, run: Run) {
-    let ns = end.now - start.start_ns;
+    totals.waited.run_delay_ns += end.waited.run_delay_ns;
+    totals.waited.switches += end.waited.switches;
+    if start.cpu != end.cpu {
+        totals.migrated += 1;
+    }
+    if run.ns > totals.longest_run.ns {
+        totals.longest_run = run;
+    }
+    add_ns(totals, end.now - start.start_ns);
+}
+
+/// The count comes last: who reads it twice sees whether it read in the middle.
+#[inline(always)]
+fn add_ns(totals: &mut Totals, ns: u64) {
     totals.sum_ns += ns;
     let (low, high) = square(ns);
     let (sum, carry) = totals.sum_squares[0].overflowing_add(low);
@@ -132,14 +156,6 @@ fn add(totals: &mut Totals, start: &Start, end: End, run: Run) {
     }
     if !ns > totals.max_complement {
         totals.max_complement = !ns;
-    }
-    totals.waited.run_delay_ns += end.waited.run_delay_ns;
-    totals.waited.switches += end.waited.switches;
-    if start.cpu != end.cpu {
-        totals.migrated += 1;
-    }
-    if run.ns > totals.longest_run.ns {
-        totals.longest_run = run;
     }
     totals.count += 1;
 }

@@ -10,7 +10,7 @@ use super::{
     aggregate::{self, End},
     call::Call,
     enclosing::{Enclosing, cause, enclosing},
-    preempt,
+    impact, preempt,
     select::{Task, current_task, order},
     start,
     state::{block_of, config},
@@ -87,6 +87,9 @@ pub(crate) fn enter<C: Call>(call: &C, pair: Pair) {
         Run::default()
     };
     let run_end_ns = slot.run_end_ns;
+    if block != SKIP {
+        impact::begin(pair, cpu, thread, dimensions);
+    }
     start::put(slot, pair, cpu, thread, block, |start| {
         start.page = call.argument::<1>();
         start.dimensions = dimensions.pack();
@@ -125,11 +128,13 @@ pub(crate) fn exit<C: Call>(call: &C, pair: Pair) {
             let now = start::now();
             let Some(start) = start::take_elsewhere(pair, thread, page) else {
                 slot.exits_without_entry += 1;
+                impact::end(pair, cpu, thread, now);
                 return;
             };
             (start, now)
         }
     };
+    impact::end(pair, cpu, thread, now);
     if start.block == SKIP {
         return;
     }

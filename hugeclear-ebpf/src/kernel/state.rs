@@ -8,6 +8,7 @@ use aya_ebpf::{
 };
 use hugeclear_ebpf::{
     config::{ClearConfig, Config, FallbackCounters, TaskOffsets},
+    impact::{CpuClears, Task},
     key::{BlockTable, CellKey, KEYS, OTHER},
     maps::{Block, Cell, Slot, Start},
 };
@@ -50,6 +51,10 @@ pub(crate) static CONFIG: Config = Config {
         voluntary_switches: 0,
         involuntary_switches: 0,
         trusted: 0,
+        pid: 0,
+        cpu: 0,
+        comm: 0,
+        padding: 0,
     },
     page_shift: 0,
     pmd_order: 0,
@@ -63,6 +68,8 @@ pub(crate) static CONFIG: Config = Config {
     fault_address_offset: 0,
     fault_flags_offset: 0,
     events: 0,
+    sched_impact: 0,
+    padding: 0,
 };
 
 /// The block of each key; set before the load like [`CONFIG`].
@@ -111,6 +118,14 @@ pub(crate) static EVENTS: RingBuf = RingBuf::with_byte_size(4096, 0);
 /// Starts that found their CPU's slot taken, by pair (high half) and thread (low half).
 #[map]
 pub(crate) static STARTS: HashMap<u64, Start> = HashMap::with_max_entries(16 * 1024, 0);
+
+/// What each CPU is clearing. Resized at load.
+#[map]
+pub(crate) static CPU_CLEARS: Array<CpuClears> = Array::with_max_entries(1, BPF_F_MMAPABLE);
+
+/// By thread: those that wait for a clear, and those switched out in the middle of one. Resized at load.
+#[map]
+pub(crate) static TASKS: HashMap<u32, Task> = HashMap::with_max_entries(1, 0);
 
 /// The preemption model in force, as a [`hugeclear_ebpf::preempt::PreemptModel`]. A variable, not a
 /// map of its own: a clear reads it with one load.

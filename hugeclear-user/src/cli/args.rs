@@ -49,6 +49,7 @@ Examples:
   sudo hugeclear-trace --per-cpu -- ./server what a command causes on the machine while it runs
   sudo hugeclear-trace --faults              why pages are cleared, and what the faults wait for
   sudo hugeclear-trace --by comm,page-size   who has what cleared
+  sudo hugeclear-trace --sched-impact        how long other tasks wait for a clear to end
   sudo hugeclear-trace --per-node            local and remote clearing
   sudo hugeclear-trace --events --slower 5   each clear of more than 5 ms, as it ends
   hugeclear-trace doctor                     what can be traced here, and what is missing
@@ -132,6 +133,13 @@ pub struct TraceArgs {
     /// few hundred instructions.
     #[arg(long)]
     pub faults: bool,
+
+    /// Also show how long tasks that woke on a CPU waited there while a clear went on
+    ///
+    /// Adds probes on every wake-up and every context switch of the machine, whatever is cleared: some 300
+    /// instructions for the two together (counted on 6.12). Needs the kernel's BTF.
+    #[arg(long, conflicts_with_all = ["site", "cause", "outcome", "mem_node", "fault_offset"])]
+    pub sched_impact: bool,
 
     /// Only this process (all its threads), as the host numbers it
     #[arg(short = 'p', long, value_name = "TGID", value_parser = clap::value_parser!(u32).range(1..), help_heading = FILTERS)]
@@ -317,6 +325,7 @@ impl TraceArgs {
                 stacks: self.stack,
                 buffer_bytes: self.events_buffer,
             }),
+            sched_impact: self.sched_impact,
             verbose: self.verbose > 0,
         }
     }

@@ -69,6 +69,12 @@ pub struct Offsets {
     pub task_nvcsw: Option<u32>,
     /// `task_struct.nivcsw`, unsigned long.
     pub task_nivcsw: Option<u32>,
+    /// `task_struct.pid`, 32 bits: the thread's number.
+    pub task_pid: Option<u32>,
+    /// `task_struct.thread_info.cpu` (5.16 and later) or `task_struct.cpu`, 32 bits.
+    pub task_cpu: Option<u32>,
+    /// `task_struct.comm`, 16 bytes.
+    pub task_comm: Option<u32>,
     /// `sizeof(struct page)`, bytes.
     pub page_size_of: Option<u32>,
     /// `vm_fault.address`, unsigned long.
@@ -264,6 +270,9 @@ impl<'a> Types<'a> {
             task_run_delay: member(task, &["sched_info", "run_delay"]),
             task_nvcsw: member(task, &["nvcsw"]),
             task_nivcsw: member(task, &["nivcsw"]),
+            task_pid: member(task, &["pid"]),
+            task_cpu: member(task, &["thread_info", "cpu"]).or_else(|| member(task, &["cpu"])),
+            task_comm: member(task, &["comm"]),
             page_size_of: page.and_then(|id| Some(self.get(id)?.0.size_or_type)),
             fault_address: member(fault, &["address"]),
             fault_flags: member(fault, &["flags"]),

@@ -5,8 +5,8 @@ use std::os::fd::AsFd as _;
 use aya::{
     Btf, Ebpf,
     programs::{
-        FEntry, FExit, KProbe, Program, ProgramError, fentry::FEntryLink, fexit::FExitLink,
-        kprobe::KProbeLink,
+        BtfTracePoint, FEntry, FExit, KProbe, Program, ProgramError, fentry::FEntryLink,
+        fexit::FExitLink, kprobe::KProbeLink, tp_btf::BtfTracePointLink,
     },
 };
 use hugeclear_ebpf::config::Pair;
@@ -30,6 +30,7 @@ enum Link {
     Fentry(FEntryLink),
     Fexit(FExitLink),
     Kprobe(KProbeLink),
+    Tracepoint(BtfTracePointLink),
 }
 
 impl Attachment {
@@ -110,6 +111,26 @@ pub(super) fn attach_preempt_switch(
     attach(ebpf, program, &probe.function)
 }
 
+/// The scheduler's tracepoints and their programs, in the order in which to attach them: no task is seen
+/// to begin to wait whose end cannot be seen.
+pub(super) const SCHED_IMPACT: [(&str, &str); 4] = [
+    ("sched_switch", "impact_switch"),
+    ("sched_migrate_task", "impact_migrate"),
+    ("sched_wakeup_new", "impact_wakeup_new"),
+    ("sched_wakeup", "impact_wakeup"),
+];
+
+/// Attaches one of [`SCHED_IMPACT`].
+pub(super) fn attach_tracepoint(
+    ebpf: &mut Ebpf,
+    btf: Option<&Btf>,
+    tracepoint: &str,
+    program: &'static str,
+) -> Result<Attachment, ProgramError> {
+    load(ebpf, btf, program, tracepoint)?;
+    attach(ebpf, program, tracepoint)
+}
+
 fn load(
     ebpf: &mut Ebpf,
     btf: Option<&Btf>,
@@ -125,6 +146,7 @@ fn load(
         Program::FEntry(program) => program.load(function, btf.ok_or_else(missing_btf)?),
         Program::FExit(program) => program.load(function, btf.ok_or_else(missing_btf)?),
         Program::KProbe(program) => program.load(),
+        Program::BtfTracePoint(program) => program.load(function, btf.ok_or_else(missing_btf)?),
         other => unreachable!("{name} is a {:?} program", other.prog_type()),
     }
 }
@@ -142,6 +164,10 @@ fn attach(ebpf: &mut Ebpf, name: &'static str, function: &str) -> Result<Attachm
         Program::KProbe(program) => {
             let id = KProbe::attach(program, function, 0)?;
             Link::Kprobe(program.take_link(id)?)
+        }
+        Program::BtfTracePoint(program) => {
+            let id = BtfTracePoint::attach(program)?;
+            Link::Tracepoint(program.take_link(id)?)
         }
         other => unreachable!("{name} is a {:?} program", other.prog_type()),
     };

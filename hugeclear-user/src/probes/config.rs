@@ -84,6 +84,8 @@ pub struct Request {
     pub run_gap: Duration,
     /// Whether to report each on its own.
     pub events: Option<EventRequest>,
+    /// Whether to record how long tasks that wake on a CPU wait for the clear that it is in.
+    pub sched_impact: bool,
     /// Whether the kernel side is to log what it does.
     pub verbose: bool,
 }
@@ -95,6 +97,7 @@ impl Default for Request {
             details: Details::default(),
             run_gap: Duration::from_micros(100),
             events: None,
+            sched_impact: false,
             verbose: false,
         }
     }
@@ -183,6 +186,7 @@ pub(super) fn config(
             Some(EventRequest { stacks: false, .. }) => 1,
             Some(EventRequest { stacks: true, .. }) => 2,
         },
+        sched_impact: u32::from(request.sched_impact),
         ..Config::default()
     };
     for probe in set.probes() {
@@ -259,16 +263,29 @@ pub fn filters_cgroups() -> bool {
     aya::sys::is_helper_supported(ProgramType::KProbe, helper).unwrap_or(false)
 }
 
-/// Where a task's counters are; all 0 if not all of them are known.
+/// Whether it is known where a task's number, CPU and name are.
+pub(super) fn knows_tasks(facts: &Facts) -> bool {
+    let offsets = &facts.btf.offsets;
+    let all = [offsets.task_pid, offsets.task_cpu, offsets.task_comm];
+    all.iter().all(Option::is_some)
+}
+
+/// Where a task's members are; the counters all 0 if not all of them are known.
 fn task_offsets(facts: &Facts) -> TaskOffsets {
     let offsets = &facts.btf.offsets;
+    let identity = TaskOffsets {
+        pid: offsets.task_pid.unwrap_or(0),
+        cpu: offsets.task_cpu.unwrap_or(0),
+        comm: offsets.task_comm.unwrap_or(0),
+        ..TaskOffsets::default()
+    };
     let all = (
         offsets.task_run_delay,
         offsets.task_nvcsw,
         offsets.task_nivcsw,
     );
     let (Some(run_delay), Some(voluntary_switches), Some(involuntary_switches)) = all else {
-        return TaskOffsets::default();
+        return identity;
     };
     let helper = bpf_func_id::BPF_FUNC_get_current_task_btf;
     let trusted = aya::sys::is_helper_supported(ProgramType::KProbe, helper).unwrap_or(false);
@@ -277,6 +294,7 @@ fn task_offsets(facts: &Facts) -> TaskOffsets {
         voluntary_switches,
         involuntary_switches,
         trusted: u32::from(trusted),
+        ..identity
     }
 }
 
@@ -315,6 +333,8 @@ pub(super) fn load(
         .map_max_entries("BLOCKS", layout.cpus * layout.blocks())
         .map_max_entries("CELLS", layout.cells)
         .map_max_entries("EVENTS", layout.events_bytes)
+        .map_max_entries("CPU_CLEARS", layout.cpus)
+        .map_max_entries("TASKS", layout.tasks)
         .load(OBJECT)
         .context("the kernel refuses the object or its maps")
 }

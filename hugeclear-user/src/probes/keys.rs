@@ -4,6 +4,7 @@ use std::{fmt, ops::RangeInclusive};
 
 use hugeclear_ebpf::{
     config::Pair,
+    impact::{CpuClears, MAX_TASKS, Task},
     key::{
         self, BlockTable, Cause, CellKey, Dimensions, KEYS, MAX_BLOCKS, MAX_ORDER, OTHER, Outcome,
         Site, UNSELECTED,
@@ -33,9 +34,16 @@ const ELEMENT_BYTES: u64 = 64;
 /// What a cell takes, in bytes.
 const CELL_BYTES: u64 = (size_of::<CellKey>() + size_of::<Cell>()) as u64 + ELEMENT_BYTES;
 
+/// What a task takes that waits for a clear, in bytes.
+const TASK_BYTES: u64 = (size_of::<u32>() + size_of::<Task>()) as u64 + ELEMENT_BYTES;
+
 const _: () = assert!(
     16 * 1024 * (size_of::<Start>() as u64 + 8 + ELEMENT_BYTES) < FIXED_BYTES - (256 << 10)
 );
+
+/// What each CPU takes beside its blocks, in bytes.
+const CPU_BYTES: u64 =
+    Pair::COUNT as u64 * size_of::<Slot>() as u64 + size_of::<CpuClears>() as u64;
 
 /// The most that the cells may take, in bytes.
 const CELLS_LIMIT_BYTES: u64 = 24 << 20;
@@ -179,6 +187,8 @@ pub struct Layout {
     pub cells: u32,
     /// Size of the ring buffer of events, in bytes; the smallest there is, if there are none.
     pub events_bytes: u32,
+    /// Tasks whose waiting for clears can be followed at once; 1, never used, if it is not to be.
+    pub tasks: u32,
 }
 
 impl Layout {
@@ -265,12 +275,13 @@ impl Layout {
         let events_bytes = smallest
             .unwrap_or(MIN_BUFFER_BYTES)
             .max(facts.page_size_bytes as u32);
-        let slots_bytes = u64::from(Pair::COUNT) * size_of::<Slot>() as u64;
+        let tasks = if request.sched_impact { MAX_TASKS } else { 1 };
         let block_bytes = size_of::<Block>() as u64;
-        let cpus_bytes = u64::from(cpus) * (slots_bytes + block_bytes);
-        let rest =
-            MEMORY_LIMIT_BYTES.saturating_sub(FIXED_BYTES + u64::from(events_bytes) + cpus_bytes);
-        let cells = if probes.records_faults || in_cells {
+        let cpus_bytes = u64::from(cpus) * (CPU_BYTES + block_bytes);
+        let tasks_bytes = u64::from(tasks) * TASK_BYTES;
+        let rest = MEMORY_LIMIT_BYTES
+            .saturating_sub(FIXED_BYTES + u64::from(events_bytes) + cpus_bytes + tasks_bytes);
+        let cells = if probes.records_faults || in_cells || request.sched_impact {
             let most = rest.min(CELLS_LIMIT_BYTES) / CELL_BYTES;
             (u64::from(cpus) * CELLS_PER_CPU)
                 .max(MIN_CELLS)
@@ -297,6 +308,7 @@ impl Layout {
             in_cells,
             cells: u32::try_from(cells).unwrap_or(u32::MAX),
             events_bytes,
+            tasks,
         }
     }
 
@@ -312,12 +324,12 @@ impl Layout {
     /// Memory of all maps, in bytes.
     #[must_use]
     pub fn memory_bytes(&self) -> u64 {
-        let of_cpu = u64::from(self.blocks()) * size_of::<Block>() as u64
-            + u64::from(Pair::COUNT) * size_of::<Slot>() as u64;
+        let of_cpu = u64::from(self.blocks()) * size_of::<Block>() as u64 + CPU_BYTES;
         FIXED_BYTES
             + u64::from(self.cpus) * of_cpu
             + u64::from(self.cells) * CELL_BYTES
             + u64::from(self.events_bytes)
+            + u64::from(self.tasks) * TASK_BYTES
     }
 
     /// That some keys share a block, if so.
@@ -405,6 +417,7 @@ mod tests {
                 pid: true,
                 ..Details::default()
             },
+            sched_impact: true,
             events: Some(EventRequest {
                 slower: Duration::ZERO,
                 stacks: true,

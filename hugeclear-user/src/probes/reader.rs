@@ -9,6 +9,7 @@ use aya::{
 };
 use hugeclear_ebpf::{
     config::{Pair, Role},
+    impact::{CpuClears, Task},
     key::{CellKey, OTHER},
     maps::{Block, Cell, SKIP, Slot, Start},
 };
@@ -34,6 +35,8 @@ pub(super) struct Reader {
     blocks: MappedArray<Block>,
     starts: HashMap<MapData, u64, Start>,
     cells: HashMap<MapData, CellKey, Cell>,
+    cpu_clears: MappedArray<CpuClears>,
+    tasks: HashMap<MapData, u32, Task>,
     layout: Layout,
     /// What was read last, so that only what changed is copied again.
     last: Snapshot,
@@ -49,6 +52,8 @@ impl Reader {
             blocks: array(ebpf, "BLOCKS", layout.cpus * layout.blocks())?,
             starts: HashMap::try_from(take_map(ebpf, "STARTS"))?,
             cells: HashMap::try_from(take_map(ebpf, "CELLS"))?,
+            cpu_clears: array(ebpf, "CPU_CLEARS", layout.cpus)?,
+            tasks: HashMap::try_from(take_map(ebpf, "TASKS"))?,
             layout,
             last: Snapshot::default(),
             earlier_calls: 0,
@@ -69,8 +74,13 @@ impl Reader {
     }
 
     /// Reads everything. `pairs`: those that are attached, each with the skipped runs of its programs.
-    pub(super) fn read(&mut self, pairs: &[(Pair, Option<u64>)]) -> Reading {
-        let counts: Vec<PairCounts> = pairs
+    /// `impact_skipped`: the skipped runs of the scheduler's tracepoints.
+    pub(super) fn read(
+        &mut self,
+        pairs: &[(Pair, Option<u64>)],
+        impact_skipped: Option<u64>,
+    ) -> Reading {
+        let mut counts: Vec<PairCounts> = pairs
             .iter()
             .map(|&(pair, programs_skipped)| {
                 let counts = self.counts(pair, programs_skipped);
@@ -87,6 +97,12 @@ impl Reader {
                 }
             })
             .collect();
+        counts.push(PairCounts {
+            impact_lost: self.impact_lost(),
+            impact_open: self.waiting(),
+            programs_skipped: impact_skipped,
+            ..PairCounts::default()
+        });
         let snapshot = self.snapshot();
         let losses = Losses::new(&counts, &snapshot);
         let exits_without_entry = losses
@@ -127,6 +143,22 @@ impl Reader {
             );
         }
         self.last.clone()
+    }
+
+    /// Waits for clears that were not recorded, over all CPUs.
+    fn impact_lost(&self) -> u64 {
+        let lost = (0..self.layout.cpus).map(|cpu| {
+            let clears = self.cpu_clears.element(cpu as usize);
+            // SAFETY: a field of a valid element; volatile, since the kernel may write it.
+            unsafe { (&raw const (*clears).lost).read_volatile() }
+        });
+        lost.sum()
+    }
+
+    /// Tasks that wait for a clear now.
+    fn waiting(&self) -> u64 {
+        let tasks = self.tasks.iter().filter_map(Result::ok);
+        tasks.filter(|(_, task)| task.waits_for != 0).count() as u64
     }
 
     /// The counts of one pair, over all CPUs.

@@ -10,7 +10,7 @@ use hugeclear_ebpf::{
 use serde::{Deserialize, Serialize};
 
 use super::{
-    attach::{self, Attachment},
+    attach::{self, Attachment, SCHED_IMPACT},
     config::{self, Request},
     events::Events,
     keys::Layout,
@@ -83,6 +83,8 @@ pub struct Tracer {
     // In the order in which they must be dropped: links before programs.
     attachments: Vec<(Pair, [Attachment; 2])>,
     preempt_switch: Option<Attachment>,
+    /// Those at the scheduler's tracepoints, in the order of their attachment.
+    sched_impact: Vec<Attachment>,
     ebpf: Ebpf,
     reader: Reader,
     /// Exits without entry when recording was stopped.
@@ -186,6 +188,27 @@ impl Tracer {
         }
         notes.extend(notes_of_refusal);
         notes.extend(layout.note());
+        let mut sched_impact = Vec::new();
+        if request.sched_impact {
+            match attach_sched_impact(&mut ebpf, btf.as_ref(), facts) {
+                Ok(attached) => {
+                    probes.extend(SCHED_IMPACT.map(|(tracepoint, _)| AttachedProbe {
+                        site: None,
+                        function: tracepoint.to_owned(),
+                        method: "tp_btf".to_owned(),
+                        derived: false,
+                    }));
+                    sched_impact = attached;
+                }
+                Err(refusal) => {
+                    notes.push(Note::new(
+                        "not_traced",
+                        format!("how long tasks waited for clears is not shown: {refusal}"),
+                    ));
+                    refusals.push(refusal);
+                }
+            }
+        }
         let mut reader = Reader::new(&mut ebpf, layout)
             .map_err(|error| TraceError::Load(format!("{error:#}")))?;
         let events = (request.events)
@@ -196,6 +219,7 @@ impl Tracer {
         Ok(Self {
             attachments,
             preempt_switch,
+            sched_impact,
             ebpf,
             reader,
             exits_without_entry: None,
@@ -222,12 +246,18 @@ impl Tracer {
     /// What has been recorded so far, and what has not.
     pub fn read(&mut self) -> Reading {
         let pairs = self.skipped();
-        let mut reading = self.reader.read(&pairs);
+        let impact_skipped = self.impact_skipped();
+        let mut reading = self.reader.read(&pairs, impact_skipped);
         // A clear that runs while the probes are attached is not lost, and one that moved while it was
         // looked for may seem to be: it will not twice.
         reading.losses.open_at_detach = 0;
+        reading.losses.impact_open = 0;
         if reading.losses.entries_without_exit > 0 {
-            let again = self.reader.read(&pairs).losses.entries_without_exit;
+            let again = self
+                .reader
+                .read(&pairs, impact_skipped)
+                .losses
+                .entries_without_exit;
             let seen = &mut reading.losses.entries_without_exit;
             *seen = again.min(*seen);
         }
@@ -238,6 +268,10 @@ impl Tracer {
     pub fn stop(&mut self) {
         // From here on an exit without entry is that of a call that is not ours.
         self.exits_without_entry = Some(self.reader.exits_without_entry());
+        // No new waits, then no ends of waits: while their clears can still be seen to end.
+        for attachment in self.sched_impact.iter_mut().rev() {
+            attachment.detach();
+        }
         // What is around a clear last, so that no clear is found without it.
         for (_, [entry, _]) in self.attachments.iter_mut().rev() {
             entry.detach();
@@ -258,10 +292,17 @@ impl Tracer {
         }
         wait_for_running_programs();
         let pairs = self.skipped();
-        let mut reading = self.reader.read(&pairs);
+        let impact_skipped = self.impact_skipped();
+        let mut reading = self.reader.read(&pairs, impact_skipped);
         let seen = &mut reading.losses.exits_without_entry;
         *seen = (*seen).min(self.exits_without_entry.unwrap_or(u64::MAX));
         reading
+    }
+
+    /// Runs of the programs at the scheduler's tracepoints that the kernel skipped.
+    fn impact_skipped(&self) -> Option<u64> {
+        let programs = self.sched_impact.iter();
+        programs.map(|program| program.skipped(&self.ebpf)).sum()
     }
 
     /// The attached pairs, each with the runs of its programs that the kernel skipped.
@@ -279,6 +320,32 @@ impl Tracer {
             })
             .collect()
     }
+}
+
+/// Attaches to the scheduler's tracepoints: all, or none.
+fn attach_sched_impact(
+    ebpf: &mut Ebpf,
+    btf: Option<&Btf>,
+    facts: &Facts,
+) -> Result<Vec<Attachment>, Refusal> {
+    let refusal = |tracepoint: &str, reason| Refusal {
+        function: tracepoint.to_owned(),
+        method: None,
+        reason,
+    };
+    if !config::knows_tasks(facts) {
+        let reason = "the kernel's BTF, which tells where a task's CPU is, cannot be read";
+        return Err(refusal("the scheduler", reason.to_owned()));
+    }
+    SCHED_IMPACT
+        .iter()
+        .map(|&(tracepoint, program)| {
+            attach::attach_tracepoint(ebpf, btf, tracepoint, program).map_err(|error| {
+                log::debug!("{tracepoint}: {error:?}");
+                refusal(tracepoint, attach::reason(&error, Method::Fentry, facts))
+            })
+        })
+        .collect()
 }
 
 fn is_attached(attachments: &[(Pair, [Attachment; 2])], pair: Pair) -> bool {

@@ -210,6 +210,11 @@ mod tests {
             };
             ((0, Some(key)), Arc::new(aggregate))
         };
+        let waiting = Key {
+            subject: Subject::Impact,
+            comm: Some(Comm(*b"postgres\0\0\0\0\0\0\0\0")),
+            ..key(Site::FolioZeroUser, 9)
+        };
         let snapshot = Snapshot {
             cells: BTreeMap::from([
                 cell(
@@ -225,6 +230,7 @@ mod tests {
                 ((11, None), aggregate(&[9_100])),
                 fault(Outcome::Mapped, &[400_000, 380_000]),
                 fault(Outcome::FallbackCharge, &[9_000]),
+                cell(11, waiting, &[3_100, 2_900, 2_987_000]),
             ]),
         };
         let terms = Terms {

@@ -55,6 +55,12 @@ pub fn table(report: &Report) -> String {
             "tasks that woke while their CPU cleared, and how long that clear kept them waiting:\n{}",
             impact_rows(by, &report.sched_impact)
         );
+    } else if report
+        .probes
+        .iter()
+        .any(|probe| probe.function == "sched_wakeup")
+    {
+        let _ = writeln!(text, "no task woke while its CPU cleared");
     }
     if report.kind == Kind::Total {
         for count in &report.fault_counts {
@@ -316,7 +322,7 @@ fn fault_rows(by: &BTreeSet<By>, rows: &[FaultRow]) -> String {
 }
 
 fn impact_rows(by: &BTreeSet<By>, rows: &[ImpactRow]) -> String {
-    let asked: BTreeSet<By> = [By::Cpu, By::Node, By::PageSize, By::Preempt]
+    let asked: BTreeSet<By> = [By::Cpu, By::Node, By::Comm, By::PageSize, By::Preempt]
         .into_iter()
         .filter(|key| by.contains(key))
         .collect();
@@ -324,6 +330,7 @@ fn impact_rows(by: &BTreeSet<By>, rows: &[ImpactRow]) -> String {
     let columns: Vec<Column> = (keys.iter().map(|key| column(*key))).chain(TIMES).collect();
     let records = rows.iter().map(|row| {
         let mut cells = key_cells(&keys, &row.group);
+        name_rest(&mut cells, &keys, row.rest_of);
         cells.extend(time_cells(&row.times));
         cells
     });
@@ -438,6 +445,8 @@ fn losses_line(losses: &Losses) -> String {
         cells_full,
         events_dropped,
         negative_rest,
+        impact_lost,
+        impact_open,
         migrated,
         own_process,
         outside_faults,
@@ -463,6 +472,8 @@ fn losses_line(losses: &Losses) -> String {
         (cells_full, "without a row of their own (too many keys)"),
         (events_dropped, "not printed one by one (ring buffer full)"),
         (negative_rest, "faults with parts longer than the whole"),
+        (impact_lost, "waits for a clear not recorded"),
+        (impact_open, "tasks still waiting for a clear at detach"),
     ]);
     let beside = list(&[
         (migrated, "migrated"),

@@ -4,7 +4,8 @@ use serde::{Deserialize, Serialize};
 
 use super::Snapshot;
 
-/// The kernel side's counts of one pair of programs, summed over the CPUs.
+/// The kernel side's counts of one pair of programs, or of those at the scheduler's tracepoints, summed
+/// over the CPUs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PairCounts {
     /// Selected clears that began.
@@ -31,6 +32,10 @@ pub struct PairCounts {
     pub events_dropped: u64,
     /// See [`Losses::negative_rest`].
     pub negative_rest: u64,
+    /// See [`Losses::impact_lost`].
+    pub impact_lost: u64,
+    /// See [`Losses::impact_open`].
+    pub impact_open: u64,
     /// See [`Losses::programs_skipped`].
     pub programs_skipped: Option<u64>,
 }
@@ -63,6 +68,11 @@ pub struct Losses {
     pub events_dropped: u64,
     /// Recorded faults whose parts add up to more than the whole.
     pub negative_rest: u64,
+    /// Tasks whose wait for a clear was not recorded: too many at once, or the end of the clear was
+    /// forgotten by the time they ran.
+    pub impact_lost: u64,
+    /// Tasks that still waited for a clear when the probes were detached.
+    pub impact_open: u64,
     /// Recorded clears that ended on another CPU than they began on.
     pub migrated: u64,
     /// Clears of the tracer itself, left out.
@@ -93,6 +103,8 @@ impl Losses {
             cells_full: sum(|pair| pair.cells_full),
             events_dropped: sum(|pair| pair.events_dropped),
             negative_rest: sum(|pair| pair.negative_rest),
+            impact_lost: sum(|pair| pair.impact_lost),
+            impact_open: sum(|pair| pair.impact_open),
             migrated: snapshot.migrated(),
             own_process: sum(|pair| pair.own_process),
             outside_faults: sum(|pair| pair.outside_faults),
@@ -114,6 +126,8 @@ impl Losses {
             cells_full,
             events_dropped,
             negative_rest,
+            impact_lost,
+            impact_open,
             migrated: _,
             own_process: _,
             outside_faults: _,
@@ -126,6 +140,8 @@ impl Losses {
             + cells_full
             + events_dropped
             + negative_rest
+            + impact_lost
+            + impact_open
             + programs_skipped.unwrap_or(0)
             > 0
     }

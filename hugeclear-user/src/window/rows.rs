@@ -339,9 +339,11 @@ pub struct FaultRow {
 /// How long tasks that became runnable on a CPU while it cleared waited for that clear.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ImpactRow {
-    /// Page size of the clear, and the preemption model.
+    /// Page size and preemption model of the clear; CPU and name of the task that waited.
     #[serde(flatten)]
     pub group: Group,
+    /// If it is the sum of the rows beyond those asked for: how many.
+    pub rest_of: Option<u64>,
     /// Their number and the time that they waited while the clear ran.
     #[serde(flatten)]
     pub times: Times,
@@ -473,11 +475,14 @@ pub fn rows(snapshot: &Snapshot, grouping: &Grouping, terms: &Terms) -> Rows {
             .into_iter()
             .filter_map(|(group, sum)| fault_row(group, &sum))
             .collect(),
-        impact: impact
+        impact: ranked(impact, top, |_| Group::default())
             .into_iter()
             .filter_map(|(group, sum)| {
-                let times = times(&sum.aggregate)?;
-                Some(ImpactRow { group, times })
+                Some(ImpactRow {
+                    group,
+                    rest_of: sum.rest_of,
+                    times: times(&sum.aggregate)?,
+                })
             })
             .collect(),
     }
@@ -631,6 +636,7 @@ mod tests {
             Subject::Site(Site::Allocator),
             Subject::Site(Site::CopyUserLargeFolio),
             Subject::Fault,
+            Subject::Impact,
         ];
         (
             prop::sample::select(subjects.to_vec()),
@@ -689,6 +695,8 @@ mod tests {
             prop_assert_eq!(of_rows(Operation::Copy), sum_of(copies));
             let faults: u64 = rows.faults.iter().map(|row| row.times.count).sum();
             prop_assert_eq!(faults, sum_of(|subject| subject == Subject::Fault).0);
+            let impact: u64 = rows.impact.iter().map(|row| row.times.count).sum();
+            prop_assert_eq!(impact, sum_of(|subject| subject == Subject::Impact).0);
             for row in &rows.faults {
                 let parts = row.clear_ns + row.compaction_ns + row.reclaim_ns + row.preempted_ns;
                 prop_assert_eq!(parts.cast_signed() + row.rest_ns, row.times.sum_ns.cast_signed());
@@ -697,6 +705,7 @@ mod tests {
             if grouping.by.iter().any(|key| key.is_who()) {
                 prop_assert!(rows.clears.len() <= top + 2);
                 prop_assert!(rows.faults.len() <= top + 1);
+                prop_assert!(rows.impact.len() <= top + 1);
             }
         }
     }
