@@ -3,6 +3,7 @@
 mod counts;
 mod ftrace;
 mod lifecycle;
+mod loads;
 mod models;
 mod trace;
 mod waiting;
@@ -76,6 +77,9 @@ enum Scenario {
     },
     /// Signals, exit statuses, and nothing left behind.
     Lifecycle(Expected),
+    /// Makes clears for the other scenarios to count.
+    #[command(subcommand)]
+    Load(loads::Load),
 }
 
 fn main() -> Result<()> {
@@ -100,5 +104,6 @@ fn main() -> Result<()> {
         } => models::run(&expected, &model, &switch, &methods),
         Scenario::ManyCpus { expected, cpus } => counts::many_cpus(&expected, cpus),
         Scenario::Lifecycle(expected) => lifecycle::run(&expected),
+        Scenario::Load(load) => loads::run(load),
     }
 }
