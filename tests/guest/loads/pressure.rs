@@ -22,7 +22,8 @@ const STEP: usize = 4 << 20;
 /// Base pages that fill memory up to where the kernel would begin to reclaim.
 fn fill() -> Result<Vec<Area>> {
     let mut areas = Vec::new();
-    let keep = high_watermark()? + MARGIN + STEP;
+    // A 256th of the memory above is what the lowest zone keeps from us (`vm.lowmem_reserve_ratio`).
+    let keep = high_watermark()? + meminfo("MemTotal")? / 256 + MARGIN + STEP;
     while meminfo("MemFree")? > keep {
         let area = Area::plain(STEP, HUGE)?;
         area.write(BASE);
