@@ -1,6 +1,7 @@
 //! Loads of transparent huge pages.
 
 use std::{
+    fs,
     os::unix::process::parent_id,
     sync::Barrier,
     thread,
@@ -47,6 +48,8 @@ pub(crate) fn fork_cow(count: usize) -> Result<Value> {
 /// Reads of memory that was never written: all map the one huge zero page. `written`: each is then
 /// written to.
 pub(crate) fn zero_page(count: usize, written: bool) -> Result<Value> {
+    // The kernel keeps the zero page for whoever is next, until memory is asked back: made again.
+    fs::write("/proc/sys/vm/drop_caches", "2").context("drop_caches")?;
     let before = Vmstat::now()?;
     let area = Area::huge(count * HUGE, HUGE)?;
     ensure!(area.read(HUGE) == 0, "pages that are not zero");
