@@ -10,6 +10,7 @@ mod hugetlb;
 mod kernel;
 mod pressure;
 mod thp;
+mod wakes;
 
 use anyhow::{Result, ensure};
 use clap::Subcommand;
@@ -84,6 +85,13 @@ pub(crate) enum Load {
     },
     /// Threads that clear as fast as they can.
     Flood(thp::Flood),
+    /// A task naps on the CPU on which another clears pages of 1 GiB, of which there must be one.
+    Wakes {
+        #[arg(long, default_value_t = 1)]
+        count: usize,
+        #[arg(long, default_value_t = 0)]
+        cpu: usize,
+    },
     /// A child writes to the hugetlb pages of its parent: each is copied.
     HugetlbForkCow {
         #[arg(long, default_value_t = 4)]
@@ -128,6 +136,7 @@ pub(crate) fn run(load: Load) -> Result<()> {
             hugetlb,
         } => thp::node(count, cpu, node, hugetlb),
         Load::Flood(flood) => thp::flood(flood),
+        Load::Wakes { count, cpu } => wakes::beside_clear(count, cpu),
         Load::HugetlbForkCow { count } => hugetlb::fork_cow(count),
         Load::HugetlbFallocate { count } => hugetlb::fallocate(count),
         Load::Memfd { count } => hugetlb::memfd(count),
@@ -157,4 +166,15 @@ fn in_child(body: impl FnOnce() -> Result<bool>) -> Result<()> {
         "the child did not get its pages: status {status:#x}"
     );
     Ok(())
+}
+
+/// Keeps the calling thread on a CPU.
+fn run_on(cpu: usize) -> Result<()> {
+    // SAFETY: the set is valid when zero, and the kernel reads as much as it is told.
+    let done = unsafe {
+        let mut set: libc::cpu_set_t = std::mem::zeroed();
+        libc::CPU_SET(cpu, &mut set);
+        libc::sched_setaffinity(0, size_of_val(&set), &raw const set)
+    };
+    area::check(done, "sched_setaffinity")
 }

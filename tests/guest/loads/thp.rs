@@ -18,9 +18,10 @@ use serde_json::{Value, json};
 
 use super::{
     HUGE,
-    area::{Area, BASE, check},
+    area::{Area, BASE},
     in_child,
     kernel::{Setting, Vmstat, numa_maps, smaps},
+    run_on,
 };
 
 /// How long khugepaged may take: it looks at all processes in turn.
@@ -179,14 +180,4 @@ pub(crate) fn flood(flood: Flood) -> Result<Value> {
     }
     let clears = threads * rounds * pages;
     Ok(json!({"clears": clears, "page_bytes": page, "vmstat": before.growth()?}))
-}
-
-fn run_on(cpu: usize) -> Result<()> {
-    // SAFETY: the set is valid when zero, and the kernel reads as much as it is told.
-    let done = unsafe {
-        let mut set: libc::cpu_set_t = std::mem::zeroed();
-        libc::CPU_SET(cpu, &mut set);
-        libc::sched_setaffinity(0, size_of_val(&set), &raw const set)
-    };
-    check(done, "sched_setaffinity")
 }
