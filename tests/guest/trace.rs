@@ -176,6 +176,11 @@ impl Traced {
         for loss in ["negative_rest", "cells_full", "events_dropped"] {
             ensure!(losses[loss].as_u64().unwrap_or(0) == 0, "{loss}: {losses}");
         }
+        self.check_parts()
+    }
+
+    /// Checks that the parts of each row of faults are the whole.
+    pub(crate) fn check_parts(&self) -> Result<()> {
         for row in self.faults() {
             let ns = |field: &str| {
                 row[field]
