@@ -46,7 +46,10 @@ struct Cell {
     append: String,
     /// Whether the clock counts instructions.
     icount: bool,
-    checks: Vec<String>,
+    memory_mib: u32,
+    nodes: u32,
+    /// Arguments of the checks, each of which runs if those before it have passed.
+    checks: Vec<Vec<String>>,
 }
 
 fn trials(resolved: &Resolved, base: Option<&Base>, is_first_or_last: bool) -> Vec<Trial> {
@@ -109,7 +112,9 @@ fn cells(entry: &Entry, is_first_or_last: bool) -> Vec<Cell> {
         name: name.to_owned(),
         append: append.to_owned(),
         icount: false,
-        checks,
+        memory_mib: 3072,
+        nodes: 1,
+        checks: vec![checks],
     };
 
     const NO_INIT: &str = "init_on_alloc=0";
@@ -151,17 +156,54 @@ fn cells(entry: &Entry, is_first_or_last: bool) -> Vec<Cell> {
     } else {
         "fentry"
     };
+    let models: Vec<&str> = entry.preempt.iter().map(|model| model.name()).collect();
+    let switch = models.join(",");
+    let mut durations = vec!["--method", method];
+    if !models.is_empty() {
+        durations.extend(["--models", &switch]);
+    }
     cells.push(Cell {
         icount: true,
         ..cell(
             "durations",
             &format!("{NO_INIT} {GIGANTIC}"),
-            checks("durations", false, &["--method", method]),
+            checks("durations", false, &durations),
         )
     });
 
-    let models: Vec<&str> = entry.preempt.iter().map(|model| model.name()).collect();
-    let switch = models.join(",");
+    // Kernels differ in where they clear, not in what is made of it.
+    let is_chosen = is_first_or_last || entry.name == "6.12";
+    let causes = |init_on_alloc| {
+        let methods: &[&str] = if is_chosen && !init_on_alloc {
+            &["--methods", "fentry,kprobe"]
+        } else {
+            &["--methods", "fentry"]
+        };
+        checks("causes", init_on_alloc, methods)
+    };
+    let mut all_causes = cell("causes", NO_INIT, causes(false));
+    if is_chosen {
+        all_causes.checks.push(checks("events", false, &[]));
+    }
+    cells.push(all_causes);
+    if is_chosen {
+        cells.push(cell(
+            "causes_init_on_alloc",
+            "init_on_alloc=1",
+            causes(true),
+        ));
+        cells.push(Cell {
+            nodes: 2,
+            memory_mib: 2048,
+            ..cell("nodes", NO_INIT, checks("nodes", false, &[]))
+        });
+        // Little, so that it is soon used up; and enough for the kernel to have huge pages.
+        cells.push(Cell {
+            memory_mib: 640,
+            ..cell("parts", NO_INIT, checks("parts", false, &[]))
+        });
+    }
+
     for (model, methods) in models
         .iter()
         .zip(["fentry,kprobe"].into_iter().chain(repeat("fentry")))
@@ -188,7 +230,8 @@ fn cells(entry: &Entry, is_first_or_last: bool) -> Vec<Cell> {
 fn run(base: &Base, kernel: &Path, cell: &Cell) -> Result<()> {
     let mut guest = Guest::new(base, kernel)
         .append(&cell.append)
-        .memory_mib(3072)
+        .memory_mib(cell.memory_mib)
+        .numa(cell.nodes)
         .add_file(Added {
             host: CHECKS.into(),
             guest: Some("/checks".to_owned()),
@@ -197,15 +240,21 @@ fn run(base: &Base, kernel: &Path, cell: &Cell) -> Result<()> {
     if cell.icount {
         guest = guest.icount();
     }
-    let command: Vec<&str> = ["/checks"]
-        .into_iter()
-        .chain(cell.checks.iter().map(String::as_str))
-        .collect();
-    let outcome = guest.run(&command)?;
+    let outcome = guest.run(&["sh", "-c", &commands(cell)])?;
     if !outcome.status.success() {
         bail!("{outcome}");
     }
     // How close the durations were.
     eprint!("{}", String::from_utf8_lossy(&outcome.stdout));
     Ok(())
+}
+
+/// A line of shell that runs the checks one after the other.
+fn commands(cell: &Cell) -> String {
+    let commands: Vec<String> = cell
+        .checks
+        .iter()
+        .map(|arguments| format!("/checks {}", arguments.join(" ")))
+        .collect();
+    commands.join(" && ")
 }

@@ -75,7 +75,7 @@ pub(crate) fn many_cpus(expected: &Expected, cpus: u32) -> Result<()> {
 }
 
 /// Sites at which an anonymous huge page is cleared.
-fn anonymous_sites(expected: &Expected) -> Vec<&str> {
+pub(crate) fn anonymous_sites(expected: &Expected) -> Vec<&str> {
     match (expected.init_on_alloc, expected.allocator_instead) {
         (false, _) => vec![&expected.site],
         (true, true) => vec!["allocator"],

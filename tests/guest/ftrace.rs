@@ -21,15 +21,8 @@ const TOLERANCE: f64 = 0.002;
     reason = "the host shows how close the durations are"
 )]
 pub(crate) fn run(expected: &Expected, method: &str) -> Result<()> {
-    let set = |file: &str, value: &str| {
-        fs::write(Path::new(TRACEFS).join(file), value).with_context(|| format!("{file} = {value}"))
-    };
     huge_pages_on_request(expected)?;
-    set("trace_clock", "mono")?;
-    set("set_ftrace_filter", &expected.site)?;
-    set("max_graph_depth", "1")?;
-    set("current_tracer", "function_graph")?;
-    set("trace", "")?;
+    let graph = Graph::start(&[&expected.site])?;
 
     let hugetlb = [
         "hugetlb",
@@ -48,10 +41,7 @@ pub(crate) fn run(expected: &Expected, method: &str) -> Result<()> {
     let traced = trace_workload(&["--method", method], workload)?;
     traced.check_sound()?;
 
-    set("tracing_on", "0")?;
-    let text = fs::read_to_string(Path::new(TRACEFS).join("trace")).context("reading the trace")?;
-    set("current_tracer", "nop")?;
-    let theirs = durations_us(&text, &expected.site)?;
+    let theirs = graph.stop()?.remove(0);
 
     let row = &traced.rows()[0];
     ensure!(row["site"] == expected.site.as_str(), "site of {row}");
@@ -76,6 +66,41 @@ pub(crate) fn run(expected: &Expected, method: &str) -> Result<()> {
         "the sums differ by {difference:+.4}"
     );
     Ok(())
+}
+
+/// ftrace's function_graph of some functions, of which none calls another.
+pub(crate) struct Graph {
+    functions: Vec<String>,
+}
+
+impl Graph {
+    pub(crate) fn start(functions: &[&str]) -> Result<Self> {
+        set("trace_clock", "mono")?;
+        set("set_ftrace_filter", &functions.join(" "))?;
+        set("max_graph_depth", "1")?;
+        set("current_tracer", "function_graph")?;
+        set("trace", "")?;
+        set("tracing_on", "1")?;
+        Ok(Self {
+            functions: functions.iter().map(|&name| name.to_owned()).collect(),
+        })
+    }
+
+    /// The durations in µs of the calls of each function.
+    pub(crate) fn stop(self) -> Result<Vec<Vec<f64>>> {
+        set("tracing_on", "0")?;
+        let text =
+            fs::read_to_string(Path::new(TRACEFS).join("trace")).context("reading the trace")?;
+        set("current_tracer", "nop")?;
+        self.functions
+            .iter()
+            .map(|function| durations_us(&text, function))
+            .collect()
+    }
+}
+
+fn set(file: &str, value: &str) -> Result<()> {
+    fs::write(Path::new(TRACEFS).join(file), value).with_context(|| format!("{file} = {value}"))
 }
 
 /// The durations of the calls of `function`, from lines such as ` 0)  ! 473.802 us  |  f();`.

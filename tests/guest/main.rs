@@ -1,10 +1,15 @@
 //! The checks of the kernel matrix. Runs as root inside a guest; exit status 0 if all hold.
 
+mod causes;
 mod counts;
+mod events;
 mod ftrace;
 mod impact;
 mod lifecycle;
+mod loads;
 mod models;
+mod nodes;
+mod parts;
 mod strategy;
 mod trace;
 mod waiting;
@@ -59,6 +64,9 @@ enum Scenario {
         /// Way to attach.
         #[arg(long)]
         method: String,
+        /// The preemption models that can be switched to.
+        #[arg(long, value_delimiter = ',')]
+        models: Vec<String>,
     },
     /// The preemption model is the one asked for, also when switched at run time.
     Models {
@@ -91,6 +99,23 @@ enum Scenario {
     /// Not a scenario: what `impact` traces.
     #[command(hide = true)]
     SleepBesideClear,
+    /// Each cause of a clear is told, and what is no fault is not taken for one.
+    Causes {
+        #[command(flatten)]
+        expected: Expected,
+        /// Ways to attach.
+        #[arg(long, value_delimiter = ',')]
+        methods: Vec<String>,
+    },
+    /// What a fault consists of, where memory is free, fragmented, used up and limited.
+    Parts(Expected),
+    /// Local and remote clears are told apart, in a guest with two nodes.
+    Nodes(Expected),
+    /// Every clear is printed as it ends, or counted as lost.
+    Events(Expected),
+    /// Makes clears for the other scenarios to count.
+    #[command(subcommand)]
+    Load(loads::Load),
 }
 
 fn main() -> Result<()> {
@@ -105,9 +130,13 @@ fn main() -> Result<()> {
                 Ok(())
             }
         }
-        Scenario::Durations { expected, method } => {
+        Scenario::Durations {
+            expected,
+            method,
+            models,
+        } => {
             ftrace::run(&expected, &method)?;
-            waiting::run(&expected)?;
+            waiting::run(&expected, &models)?;
             impact::run(&expected)
         }
         Scenario::Models {
@@ -121,5 +150,10 @@ fn main() -> Result<()> {
         Scenario::Lifecycle(expected) => lifecycle::run(&expected),
         Scenario::Impact(expected) => impact::run(&expected),
         Scenario::SleepBesideClear => impact::sleep_beside_clear(),
+        Scenario::Causes { expected, methods } => causes::run(&expected, &methods),
+        Scenario::Parts(expected) => parts::run(&expected),
+        Scenario::Nodes(expected) => nodes::run(&expected),
+        Scenario::Events(expected) => events::run(&expected),
+        Scenario::Load(load) => loads::run(load),
     }
 }

@@ -7,7 +7,8 @@ use serde_json::Value;
 
 use crate::{Expected, trace::trace};
 
-const SETTING: &str = "/sys/kernel/debug/sched/preempt";
+/// The model in force, and the way to switch it.
+pub(crate) const SETTING: &str = "/sys/kernel/debug/sched/preempt";
 
 pub(crate) fn run(
     expected: &Expected,

@@ -69,6 +69,35 @@ pub(crate) fn trace_workload(options: &[&str], workload: &[&str]) -> Result<Trac
     trace(options, &command)
 }
 
+/// Traces loads one after the other; each is its name and options. Nothing may be lost.
+pub(crate) fn trace_loads(options: &[&str], loads: &[&str]) -> Result<Traced> {
+    let traced = trace_loads_unchecked(options, loads)?;
+    traced.check_sound()?;
+    traced.check_faults()?;
+    Ok(traced)
+}
+
+/// As [`trace_loads`], and something may be lost.
+pub(crate) fn trace_loads_unchecked(options: &[&str], loads: &[&str]) -> Result<Traced> {
+    let me = std::env::current_exe()?;
+    let script: Vec<String> = loads
+        .iter()
+        .map(|load| format!("{} load {load}", me.display()))
+        .collect();
+    trace(options, &["sh", "-c", &script.join(" && ")])
+}
+
+/// The sum of `field` of all rows that have the fields of `like`.
+pub(crate) fn sum(rows: &[Value], field: &str, like: &Value) -> u64 {
+    let like = like.as_object();
+    rows.iter()
+        .filter(|row| {
+            like.is_none_or(|like| like.iter().all(|(field, value)| row[field] == *value))
+        })
+        .filter_map(|row| row[field].as_u64())
+        .sum()
+}
+
 /// Each line as JSON.
 pub(crate) fn parse_lines(text: &str) -> Result<Vec<Value>> {
     text.lines()
@@ -125,6 +154,56 @@ impl Traced {
             );
             let is_single = row["count"] == 1;
             ensure!(row["stddev_ns"].is_null() == is_single, "stddev of {row}");
+        }
+        Ok(())
+    }
+
+    /// The rows of faults of the total.
+    pub(crate) fn faults(&self) -> &[Value] {
+        self.total["faults"].as_array().map_or(&[], Vec::as_slice)
+    }
+
+    /// What the load that was run as number `index` says it caused.
+    pub(crate) fn load(&self, index: usize) -> Result<&Value> {
+        self.workloads
+            .get(index)
+            .with_context(|| format!("no report of load {index}: {:?}", self.workloads))
+    }
+
+    /// Checks that nothing was lost of the faults, and that the parts of each row are the whole.
+    pub(crate) fn check_faults(&self) -> Result<()> {
+        let losses = &self.total["losses"];
+        for loss in ["negative_rest", "cells_full", "events_dropped"] {
+            ensure!(losses[loss].as_u64().unwrap_or(0) == 0, "{loss}: {losses}");
+        }
+        self.check_parts()
+    }
+
+    /// Checks that the parts of each row of faults are the whole.
+    pub(crate) fn check_parts(&self) -> Result<()> {
+        for row in self.faults() {
+            let ns = |field: &str| {
+                row[field]
+                    .as_u64()
+                    .with_context(|| format!("{field} of {row}"))
+            };
+            let parts = [
+                "clear_ns",
+                "compaction_ns",
+                "reclaim_ns",
+                "preempted_ns",
+                "rest_ns",
+            ];
+            let parts: Vec<u64> = parts.into_iter().map(ns).collect::<Result<_>>()?;
+            ensure!(
+                parts.iter().sum::<u64>() == ns("sum_ns")?,
+                "the parts are not the whole: {row}"
+            );
+            ensure!(ns("count")? > 0, "a row of nothing: {row}");
+            let order = ["min_ns", "p50_ns", "p90_ns", "p99_ns", "max_ns"];
+            for pair in order.windows(2) {
+                ensure!(ns(pair[0])? <= ns(pair[1])?, "{pair:?} of {row}");
+            }
         }
         Ok(())
     }

@@ -1,11 +1,14 @@
 //! Time that a clear waits for a CPU is told apart from time that it runs.
 
-use std::process::{Child, Command, Stdio};
+use std::{
+    fs,
+    process::{Child, Command, Stdio},
+};
 
 use anyhow::{Context as _, Result, ensure};
 use serde_json::Value;
 
-use crate::{Expected, trace::trace_workload};
+use crate::{Expected, models::SETTING, trace::trace_workload};
 
 /// How far the time on the CPU may be apart with and without company. The guest's clock counts
 /// instructions, so what differs is the work of the scheduler and the timer.
@@ -32,8 +35,19 @@ impl Drop for Spinner {
     }
 }
 
-pub(crate) fn run(expected: &Expected) -> Result<()> {
+pub(crate) fn run(expected: &Expected, models: &[String]) -> Result<()> {
     let alone = clear(expected)?;
+    if models.is_empty() {
+        return beside_spinner(expected, &alone);
+    }
+    for model in models {
+        fs::write(SETTING, model).with_context(|| format!("{SETTING} = {model}"))?;
+        beside_spinner(expected, &alone).with_context(|| format!("under {model}"))?;
+    }
+    Ok(())
+}
+
+fn beside_spinner(expected: &Expected, alone: &Value) -> Result<()> {
     let spinner = Spinner::start()?;
     let beside = clear(expected)?;
     drop(spinner);
@@ -44,7 +58,7 @@ pub(crate) fn run(expected: &Expected) -> Result<()> {
             .with_context(|| format!("{field}: {row}"))
     };
     ensure!(
-        ns(&alone, "preempted_ns")? < 0.1 * ns(&alone, "sum_ns")?,
+        ns(alone, "preempted_ns")? < 0.1 * ns(alone, "sum_ns")?,
         "alone: {alone}"
     );
     ensure!(
@@ -55,14 +69,14 @@ pub(crate) fn run(expected: &Expected) -> Result<()> {
         ns(&beside, "switches")? >= 1.0,
         "beside a spinner: {beside}"
     );
-    for row in [&alone, &beside] {
+    for row in [alone, &beside] {
         let whole = ns(row, "on_cpu_ns")? + ns(row, "preempted_ns")?;
         ensure!(
             whole == ns(row, "sum_ns")?,
             "the parts are not the whole: {row}"
         );
     }
-    let difference = ns(&beside, "on_cpu_ns")? / ns(&alone, "on_cpu_ns")? - 1.0;
+    let difference = ns(&beside, "on_cpu_ns")? / ns(alone, "on_cpu_ns")? - 1.0;
     ensure!(
         difference.abs() < TOLERANCE,
         "on the CPU {difference:+.3} apart: {alone} {beside}"
