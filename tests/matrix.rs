@@ -173,7 +173,7 @@ fn cells(entry: &Entry, is_first_or_last: bool) -> Vec<Cell> {
 
     // Kernels differ in where they clear, not in what is made of it.
     let is_chosen = is_first_or_last || entry.name == "6.12";
-    let causes = |init_on_alloc| {
+    let causes = |init_on_alloc: bool| {
         let methods: &[&str] = if is_chosen && !init_on_alloc {
             &["--methods", "fentry,kprobe"]
         } else {
