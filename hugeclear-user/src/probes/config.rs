@@ -256,10 +256,15 @@ fn fallback_counters(facts: &Facts) -> FallbackCounters {
     known().unwrap_or_default()
 }
 
-/// Whether it is known where a task's number, CPU and name are.
+/// Whether it is known where a task's number, CPU, name and flags are.
 pub(super) fn knows_tasks(facts: &Facts) -> bool {
     let offsets = &facts.btf.offsets;
-    let all = [offsets.task_pid, offsets.task_cpu, offsets.task_comm];
+    let all = [
+        offsets.task_pid,
+        offsets.task_cpu,
+        offsets.task_comm,
+        offsets.task_flags,
+    ];
     all.iter().all(Option::is_some)
 }
 
@@ -270,6 +275,7 @@ fn task_offsets(facts: &Facts) -> TaskOffsets {
         pid: offsets.task_pid.unwrap_or(0),
         cpu: offsets.task_cpu.unwrap_or(0),
         comm: offsets.task_comm.unwrap_or(0),
+        flags: offsets.task_flags.unwrap_or(0),
         ..TaskOffsets::default()
     };
     let all = (
