@@ -189,8 +189,8 @@ pub struct TaskOffsets {
     pub cpu: u32,
     /// `comm`: its name.
     pub comm: u32,
-    /// No meaning.
-    pub padding: u32,
+    /// `flags`: `PF_KTHREAD` among others.
+    pub flags: u32,
 }
 
 /// Which parts of a [`crate::key::CellKey`] are asked for: bits of [`Config::wanted`].

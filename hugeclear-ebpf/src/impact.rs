@@ -72,6 +72,11 @@ pub struct CpuClears {
     pub dimensions: u64,
     /// What `inside` showed when the last clears left the CPU to the next, by the number.
     pub ends: [u64; REMEMBERED],
+    /// 1 while the CPU is lent to a kernel thread, which took it from that clear. On a kernel built with
+    /// `PREEMPT_RT` interrupts are threads: one of them, not the interrupt itself, wakes most tasks.
+    pub lent: u32,
+    /// No meaning.
+    pub padding: u32,
     /// Waits that were not recorded. Written under the lock of this CPU's run queue.
     pub lost: u64,
 }
@@ -109,6 +114,7 @@ impl CpuClears {
         self.serial = self.serial.wrapping_add(1);
         self.dimensions = dimensions;
         self.thread = thread;
+        self.lent = 0;
         compiler_fence(Ordering::SeqCst);
         self.inside = self.inside.started(now);
     }
@@ -118,6 +124,7 @@ impl CpuClears {
     #[inline(always)]
     pub fn resume(&mut self, thread: u32, dimensions: u64, now: u64) {
         if self.thread == thread && self.dimensions == dimensions {
+            self.lent = 0;
             self.inside = self.inside.started(now);
         } else {
             self.begin(thread, dimensions, now);
@@ -144,11 +151,18 @@ impl CpuClears {
         (self.thread == thread).then_some(self.dimensions)
     }
 
-    /// What a task notes that wakes while this CPU, number `cpu`, executes a clear; `None`: it does not,
-    /// or that is the task's own.
+    /// Whether the CPU is inside a clear: it executes one, or has only lent itself.
+    #[must_use]
+    #[inline(always)]
+    pub fn is_inside(&self) -> bool {
+        self.inside.is_running() || self.lent != 0
+    }
+
+    /// What a task notes that wakes while this CPU, number `cpu`, is inside a clear; `None`: it is not, or
+    /// that is the task's own.
     #[inline(always)]
     pub fn wait(&self, thread: u32, cpu: u32, now: u64) -> Option<Task> {
-        if !self.inside.is_running() || self.thread == thread {
+        if !self.is_inside() || self.thread == thread {
             return None;
         }
         Some(Task {
@@ -238,6 +252,20 @@ mod tests {
         assert_eq!(cpu.leave(CLEARER, 510), None, "it has ended");
         assert_eq!(cpu.wait(WAITER, 0, 510), None, "it has ended");
         assert_eq!(cpu.inside.at(600), 290);
+    }
+
+    #[test]
+    fn a_kernel_thread_only_borrows_the_cpu() {
+        let mut cpu = CpuClears::default();
+        cpu.begin(CLEARER, DIMENSIONS, 100);
+        assert_eq!(cpu.leave(CLEARER, 150), Some(DIMENSIONS));
+        cpu.lent = 1;
+        let wait = cpu.wait(WAITER, 0, 170).unwrap();
+        assert_eq!(cpu.wait(CLEARER, 0, 170), None, "the clear's own task");
+        cpu.resume(CLEARER, DIMENSIONS, 200);
+        assert_eq!(cpu.leave(CLEARER, 230), Some(DIMENSIONS));
+        assert_eq!(cpu.waited(&wait, 230), Some(30));
+        assert_eq!(cpu.wait(WAITER, 0, 240), None, "taken by another task");
     }
 
     #[test]

@@ -49,6 +49,7 @@ struct Measured {
     median_ns: f64,
 }
 
+#[expect(clippy::print_stdout, reason = "the host shows the medians")]
 pub(crate) fn run(expected: &Expected) -> Result<()> {
     let models = models();
     let mut all = Vec::new();
@@ -81,6 +82,11 @@ pub(crate) fn run(expected: &Expected) -> Result<()> {
             of(name).is_none_or(|ns| ns < full + BASE_PAGE_NS),
             "{name} is worse than full"
         );
+    }
+    if expected.no_thp {
+        // Under RT a thread of the timer's interrupt wakes the task: that switch away from the clear has
+        // happened, whatever the model, and the task is next.
+        return Ok(());
     }
     ensure!(
         of("lazy").is_none_or(|ns| ns > LAZIER * full),
@@ -148,6 +154,7 @@ fn median_ns(expected: &Expected, model: Option<&str>) -> Result<f64> {
 }
 
 /// Clears a page of 1 GiB while a thread sleeps and wakes; prints how late that thread was.
+#[expect(clippy::print_stdout, reason = "what the trace's caller reads")]
 pub(crate) fn sleep_beside_clear() -> Result<()> {
     let ended = AtomicBool::new(false);
     let (clear, wakeups) = thread::scope(|scope| -> Result<_> {

@@ -34,7 +34,16 @@ impl Known {
     fn thread(&self) -> u32 {
         self.member(config!(task.pid))
     }
+
+    /// Whether it is a kernel thread; the idle tasks are, too.
+    #[inline(always)]
+    fn is_kernel_thread(&self) -> bool {
+        self.member::<u32>(config!(task.flags)) & KERNEL_THREAD != 0
+    }
 }
+
+/// `PF_KTHREAD` of include/linux/sched.h.
+const KERNEL_THREAD: u32 = 0x0020_0000;
 
 /// A clear begins, to be recorded with these dimensions.
 #[inline(always)]
@@ -76,7 +85,7 @@ pub(crate) fn woken(task: *const u8) {
     let Some(clears) = clears_of(cpu) else {
         return;
     };
-    if !clears.inside.is_running() {
+    if !clears.is_inside() {
         return;
     }
     let thread = task.thread();
@@ -101,6 +110,8 @@ pub(crate) fn switched(from: *const u8, to: *const u8) {
     let Some(clears) = clears_of(this_cpu()) else {
         return;
     };
+    let to = Known(to);
+    let next = to.thread();
     if clears.inside.is_running() {
         let thread = Known(from).thread();
         if let Some(clearing) = clears.leave(thread, now()) {
@@ -109,24 +120,25 @@ pub(crate) fn switched(from: *const u8, to: *const u8) {
                 ..Task::default()
             };
             clears.lost += u64::from(TASKS.insert(thread, task, 0).is_err());
+            clears.lent = u32::from(next != 0 && to.is_kernel_thread());
         }
+    } else if clears.lent != 0 {
+        clears.lent = u32::from(next != 0 && to.is_kernel_thread());
     }
-    let to = Known(to);
-    let thread = to.thread();
-    if thread == 0 {
+    if next == 0 {
         return;
     }
-    let Some(task) = known(thread) else {
+    let Some(task) = known(next) else {
         return;
     };
     let task = *task;
-    let _ = TASKS.remove(thread);
+    let _ = TASKS.remove(next);
     let now = now();
     if task.waits_for != 0 {
         record(&to, &task, now);
     }
     if task.clearing != 0 {
-        clears.resume(thread, task.clearing, now);
+        clears.resume(next, task.clearing, now);
     }
 }
 

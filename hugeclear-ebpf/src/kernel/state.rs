@@ -54,7 +54,7 @@ pub(crate) static CONFIG: Config = Config {
         pid: 0,
         cpu: 0,
         comm: 0,
-        padding: 0,
+        flags: 0,
     },
     page_shift: 0,
     pmd_order: 0,

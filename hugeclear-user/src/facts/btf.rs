@@ -75,6 +75,8 @@ pub struct Offsets {
     pub task_cpu: Option<u32>,
     /// `task_struct.comm`, 16 bytes.
     pub task_comm: Option<u32>,
+    /// `task_struct.flags`, 32 bits.
+    pub task_flags: Option<u32>,
     /// `sizeof(struct page)`, bytes.
     pub page_size_of: Option<u32>,
     /// `vm_fault.address`, unsigned long.
@@ -273,6 +275,7 @@ impl<'a> Types<'a> {
             task_pid: member(task, &["pid"]),
             task_cpu: member(task, &["thread_info", "cpu"]).or_else(|| member(task, &["cpu"])),
             task_comm: member(task, &["comm"]),
+            task_flags: member(task, &["flags"]),
             page_size_of: page.and_then(|id| Some(self.get(id)?.0.size_or_type)),
             fault_address: member(fault, &["address"]),
             fault_flags: member(fault, &["flags"]),

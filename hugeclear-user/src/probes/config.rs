@@ -263,10 +263,15 @@ pub fn filters_cgroups() -> bool {
     aya::sys::is_helper_supported(ProgramType::KProbe, helper).unwrap_or(false)
 }
 
-/// Whether it is known where a task's number, CPU and name are.
+/// Whether it is known where a task's number, CPU, name and flags are.
 pub(super) fn knows_tasks(facts: &Facts) -> bool {
     let offsets = &facts.btf.offsets;
-    let all = [offsets.task_pid, offsets.task_cpu, offsets.task_comm];
+    let all = [
+        offsets.task_pid,
+        offsets.task_cpu,
+        offsets.task_comm,
+        offsets.task_flags,
+    ];
     all.iter().all(Option::is_some)
 }
 
@@ -277,6 +282,7 @@ fn task_offsets(facts: &Facts) -> TaskOffsets {
         pid: offsets.task_pid.unwrap_or(0),
         cpu: offsets.task_cpu.unwrap_or(0),
         comm: offsets.task_comm.unwrap_or(0),
+        flags: offsets.task_flags.unwrap_or(0),
         ..TaskOffsets::default()
     };
     let all = (
