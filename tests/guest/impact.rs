@@ -49,6 +49,7 @@ struct Measured {
     median_ns: f64,
 }
 
+#[expect(clippy::print_stdout, reason = "the host shows how long tasks wait")]
 pub(crate) fn run(expected: &Expected) -> Result<()> {
     let models = models();
     let mut all = Vec::new();
@@ -148,6 +149,7 @@ fn median_ns(expected: &Expected, model: Option<&str>) -> Result<f64> {
 }
 
 /// Clears a page of 1 GiB while a thread sleeps and wakes; prints how late that thread was.
+#[expect(clippy::print_stdout, reason = "it is the report of what it saw")]
 pub(crate) fn sleep_beside_clear() -> Result<()> {
     let ended = AtomicBool::new(false);
     let (clear, wakeups) = thread::scope(|scope| -> Result<_> {
