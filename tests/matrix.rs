@@ -162,14 +162,19 @@ fn cells(entry: &Entry, is_first_or_last: bool) -> Vec<Cell> {
     if !models.is_empty() {
         durations.extend(["--models", &switch]);
     }
-    cells.push(Cell {
+    let mut durations = Cell {
         icount: true,
         ..cell(
             "durations",
             &format!("{NO_INIT} {GIGANTIC}"),
             checks("durations", false, &durations),
         )
-    });
+    };
+    // Those without models to choose from, with the old ones, with the old and lazy, with the new ones.
+    if is_first_or_last || ["6.1", "6.18"].contains(&&*entry.name) {
+        durations.checks.push(checks("impact", false, &[]));
+    }
+    cells.push(durations);
 
     // Kernels differ in where they clear, not in what is made of it.
     let is_chosen = is_first_or_last || entry.name == "6.12";

@@ -136,8 +136,7 @@ fn main() -> Result<()> {
             models,
         } => {
             ftrace::run(&expected, &method)?;
-            waiting::run(&expected, &models)?;
-            impact::run(&expected)
+            waiting::run(&expected, &models)
         }
         Scenario::Models {
             expected,

@@ -10,7 +10,6 @@ mod hugetlb;
 mod kernel;
 mod pressure;
 mod thp;
-mod wakes;
 
 use anyhow::{Result, ensure};
 use clap::Subcommand;
@@ -85,13 +84,6 @@ pub(crate) enum Load {
     },
     /// Threads that clear as fast as they can.
     Flood(thp::Flood),
-    /// A task naps on the CPU on which another clears pages of 1 GiB, of which there must be one.
-    Wakes {
-        #[arg(long, default_value_t = 1)]
-        count: usize,
-        #[arg(long, default_value_t = 0)]
-        cpu: usize,
-    },
     /// A child writes to the hugetlb pages of its parent: each is copied.
     HugetlbForkCow {
         #[arg(long, default_value_t = 4)]
@@ -136,7 +128,6 @@ pub(crate) fn run(load: Load) -> Result<()> {
             hugetlb,
         } => thp::node(count, cpu, node, hugetlb),
         Load::Flood(flood) => thp::flood(flood),
-        Load::Wakes { count, cpu } => wakes::beside_clear(count, cpu),
         Load::HugetlbForkCow { count } => hugetlb::fork_cow(count),
         Load::HugetlbFallocate { count } => hugetlb::fallocate(count),
         Load::Memfd { count } => hugetlb::memfd(count),
