@@ -84,13 +84,15 @@ pub struct Start {
     pub run: Run,
     /// When the last clear of that run ended.
     pub run_end_ns: u64,
+    /// Of a clear: what the fault around it had waited for by then, in compaction and reclaim, in ns.
+    pub waited_before_ns: u64,
     /// Of a fault: what happened inside so far.
     pub inside: Inside,
     /// Of a THP fault: the fallbacks that the CPU had counted.
     pub fallbacks: Fallbacks,
 }
 
-const _: () = assert!(size_of::<Start>() == 128);
+const _: () = assert!(size_of::<Start>() == 136);
 
 #[cfg(feature = "user")]
 // SAFETY: `repr(C)`, only integers, no padding (the size is asserted above), any bytes are valid.

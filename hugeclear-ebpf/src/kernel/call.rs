@@ -22,12 +22,15 @@ pub(crate) trait Call: EbpfContext {
 
     /// What the function returned; it has `N` parameters, and is not `void`. 0 at an entry.
     fn returned<const N: usize>(&self) -> u64;
+
+    /// Whether the function returned a null pointer, whatever its number of parameters; since 5.17.
+    fn returned_null(&self) -> bool;
 }
 
 /// A plain load: the verifier trusts the arguments of fentry and fexit programs, and knows the offset,
 /// so no call of a helper is needed.
 macro_rules! tracing_call {
-    ($context:ty, $returned:expr) => {
+    ($context:ty, $returned:expr, $returned_null:expr) => {
         impl Call for $context {
             const ARGUMENTS_AT_EXIT: bool = true;
 
@@ -49,12 +52,22 @@ macro_rules! tracing_call {
                 let returned: fn(&Self, usize) -> u64 = $returned;
                 returned(self, N)
             }
+
+            #[inline(always)]
+            fn returned_null(&self) -> bool {
+                let returned_null: fn(&Self) -> bool = $returned_null;
+                returned_null(self)
+            }
         }
     };
 }
-tracing_call!(FEntryContext, |_, _| 0);
+tracing_call!(FEntryContext, |_, _| 0, |_| false);
 // After the arguments, for as long as the kernel has had fexit; bpf_get_func_ret is newer.
-tracing_call!(FExitContext, |call, parameters| call.arg(parameters));
+tracing_call!(
+    FExitContext,
+    |call, parameters| call.arg(parameters),
+    |call| call.ret::<u64>() == Ok(0)
+);
 
 impl Call for ProbeContext {
     const ARGUMENTS_AT_EXIT: bool = false;
@@ -76,6 +89,11 @@ impl Call for ProbeContext {
     fn returned<const N: usize>(&self) -> u64 {
         0
     }
+
+    #[inline(always)]
+    fn returned_null(&self) -> bool {
+        false
+    }
 }
 
 impl Call for RetProbeContext {
@@ -94,5 +112,10 @@ impl Call for RetProbeContext {
     #[inline(always)]
     fn returned<const N: usize>(&self) -> u64 {
         self.ret()
+    }
+
+    #[inline(always)]
+    fn returned_null(&self) -> bool {
+        self.ret::<u64>() == 0
     }
 }

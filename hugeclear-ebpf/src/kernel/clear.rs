@@ -13,7 +13,7 @@ use super::{
     impact, preempt,
     select::{Task, current_task, order},
     start,
-    state::{block_of, config},
+    state::{PAUSED, block_of, config},
 };
 
 /// The function is entered.
@@ -35,10 +35,10 @@ pub(crate) fn enter<C: Call>(call: &C, pair: Pair) {
         return;
     };
     let Task::Selected(thread) = task else {
-        slot.own_process += u64::from(block != UNSELECTED);
+        slot.own_process += u64::from(block != UNSELECTED && PAUSED.get() == 0);
         return;
     };
-    if block == UNSELECTED {
+    if block == UNSELECTED || PAUSED.get() != 0 {
         start::put(slot, pair, cpu, thread, SKIP, |start| {
             start.page = call.argument::<1>();
         });
@@ -56,6 +56,9 @@ pub(crate) fn enter<C: Call>(call: &C, pair: Pair) {
     let in_fault = around.as_ref().is_some_and(Enclosing::is_anonymous_fault);
     let block = if only_in_fault && (block == OTHER || !in_fault) {
         slot.outside_faults += 1;
+        SKIP
+    } else if is_allocator && in_zero_page(cpu, thread) {
+        // It is recorded there.
         SKIP
     } else {
         slot.entries += 1;
@@ -75,9 +78,13 @@ pub(crate) fn enter<C: Call>(call: &C, pair: Pair) {
     if config!(faults) != 0 {
         dimensions.cause = cause(around.as_ref()) as u8;
     }
+    let waited_before_ns = around
+        .as_ref()
+        .map_or(0, |around| waited_ns(&around.start.inside));
     if is_second
         && in_fault
         && let Some(around) = around
+        && around.start.block != SKIP
     {
         allocated(call, slot, cpu, around, dimensions);
     }
@@ -96,6 +103,7 @@ pub(crate) fn enter<C: Call>(call: &C, pair: Pair) {
         start.address = address;
         start.run = run;
         start.run_end_ns = run_end_ns;
+        start.waited_before_ns = waited_before_ns;
     });
 }
 
@@ -138,6 +146,12 @@ pub(crate) fn exit<C: Call>(call: &C, pair: Pair) {
     if start.block == SKIP {
         return;
     }
+    let derived = config!(clears[pair as usize].derived) != 0;
+    if derived && call.returned_null() {
+        // An allocation that failed: nothing was cleared.
+        slot.entries = slot.entries.wrapping_sub(1);
+        return;
+    }
     if now < start.start_ns {
         slot.end_before_start += 1;
         return;
@@ -153,9 +167,14 @@ pub(crate) fn exit<C: Call>(call: &C, pair: Pair) {
         if pair as u32 == Pair::Copy as u32 {
             note(&mut around.start.inside, order, COPIED);
         } else {
-            let net_ns = end.net_ns(&start);
-            let derived = config!(clears[pair as usize].derived) != 0;
-            add_clear(&mut around.start.inside, order, net_ns, derived);
+            let inside = &mut around.start.inside;
+            let mut net_ns = end.net_ns(&start);
+            if derived {
+                // What the allocation waited for is told apart.
+                net_ns = net_ns.wrapping_sub(waited_ns(inside) - start.waited_before_ns);
+            }
+            inside.clear_ns = inside.clear_ns.wrapping_add(net_ns);
+            note(inside, order, CLEARED);
         }
     }
     aggregate::event(call, slot, &start, Inside::default(), end);
@@ -179,23 +198,16 @@ fn run(slot: &mut Slot, thread: u32, start: &Start, now: u64) -> Run {
     run
 }
 
-/// Adds a clear to what happened in the fault around it.
+/// What the fault has waited for so far, in compaction and reclaim.
 #[inline(always)]
-fn add_clear(inside: &mut Inside, order: u32, net_ns: u64, derived: bool) {
-    add_clear_ns(inside, net_ns, derived);
-    note(inside, order, CLEARED);
+pub(crate) fn waited_ns(inside: &Inside) -> u64 {
+    inside.compaction_ns.wrapping_add(inside.reclaim_ns)
 }
 
-/// Adds the time of a clear to the fault around it.
+/// Whether the thread is making the huge zero page.
 #[inline(always)]
-pub(crate) fn add_clear_ns(inside: &mut Inside, net_ns: u64, derived: bool) {
-    inside.clear_ns = inside.clear_ns.wrapping_add(net_ns);
-    if derived {
-        // Compaction and reclaim so far in this fault were for the allocation that a derived duration
-        // holds.
-        let other_ns = inside.compaction_ns + inside.reclaim_ns;
-        inside.clear_ns = inside.clear_ns.wrapping_sub(other_ns);
-    }
+fn in_zero_page(cpu: u32, thread: u32) -> bool {
+    config!(huge_zero_page) != 0 && start::here(Pair::HugeZeroPage, cpu, thread).is_some()
 }
 
 #[inline(always)]
@@ -228,8 +240,9 @@ fn allocated(
     let end = End::of(start, now, cpu, dimensions.pack());
     aggregate::clear(slot, block, start, end, Run::default());
     aggregate::event(call, slot, start, Inside::default(), end);
-    let net_ns = end.net_ns(start);
-    add_clear(&mut start.inside, order, net_ns, true);
+    let net_ns = end.net_ns(start).wrapping_sub(waited_ns(&start.inside));
+    start.inside.clear_ns = start.inside.clear_ns.wrapping_add(net_ns);
+    note(&mut start.inside, order, CLEARED);
 }
 
 /// The address that faulted; `of_fault` is what the fault around it says.

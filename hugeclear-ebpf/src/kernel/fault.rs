@@ -3,7 +3,7 @@
 use aya_ebpf::helpers::bpf_probe_read_kernel;
 use hugeclear_ebpf::{
     config::Pair,
-    key::{Cause, Dimensions, FAULT, Outcome},
+    key::{Cause, Dimensions, FAULT, Outcome, Site, UNSELECTED, pack},
     maps::{CGROUP_RECLAIMED, CLEARED, COPIED, Fallbacks, Inside, SKIP, Start},
 };
 
@@ -13,7 +13,7 @@ use super::{
     clear, preempt,
     select::{Task, current_task},
     start,
-    state::config,
+    state::{PAUSED, block_of, config},
 };
 
 /// Bits of a `vm_fault_t` (include/linux/mm_types.h).
@@ -42,9 +42,10 @@ pub(crate) fn enter(call: &impl Call, pair: Pair) {
         return;
     };
     let records = config!(faults) != 0;
+    let block = if PAUSED.get() != 0 { SKIP } else { 0 };
     let is_thp = pair as u32 == Pair::ThpFault as u32;
     let has_vm_fault = matches!(pair, Pair::ThpFault | Pair::AnonFault | Pair::WriteFault);
-    start::put(slot, pair, cpu, thread, 0, |start| {
+    start::put(slot, pair, cpu, thread, block, |start| {
         start.page = call.argument::<1>();
         start.address = 0;
         if !records {
@@ -63,6 +64,8 @@ pub(crate) fn enter(call: &impl Call, pair: Pair) {
                 let flags: u32 = call.member_of_argument1(flags_offset as usize);
                 start.reads = u32::from(flags & FAULT_FLAG_WRITE == 0);
             }
+        }
+        if is_thp || pair as u32 == Pair::WriteFault as u32 {
             start.fallbacks = fallbacks(cpu);
         }
     });
@@ -95,8 +98,8 @@ pub(crate) fn exit(call: &impl Call, pair: Pair) {
         _ => return,
     };
     let happened = start.inside.happened;
-    if matches!(pair, Pair::AnonFault | Pair::WriteFault) && happened & CLEARED == 0 {
-        // An ordinary page; or a write that needed no new one, or a huge page that was split.
+    if pair as u32 == Pair::AnonFault as u32 && happened & CLEARED == 0 {
+        // An ordinary page.
         return;
     }
     let now = start::now();
@@ -109,7 +112,15 @@ pub(crate) fn exit(call: &impl Call, pair: Pair) {
         Pair::HugetlbFault => call.returned::<4>(),
         _ => call.returned::<1>(),
     } as u32;
-    let outcome = if returned & vm_fault::FALLBACK != 0 {
+    let is_write = pair as u32 == Pair::WriteFault as u32;
+    let outcome = if is_write && happened & CLEARED == 0 {
+        // A huge page that was split, or needed nothing; or none could be had in place of the huge zero
+        // page, which the kernel counts.
+        match reason(&start, end) {
+            reason @ (Outcome::FallbackAlloc | Outcome::FallbackCharge) => reason,
+            _ => return,
+        }
+    } else if returned & vm_fault::FALLBACK != 0 {
         reason(&start, end)
     } else if returned & vm_fault::FAILED != 0 {
         Outcome::Failed
@@ -125,15 +136,20 @@ pub(crate) fn exit(call: &impl Call, pair: Pair) {
     } else {
         Outcome::Mapped
     };
-    let order = if pair as u32 == Pair::ThpFault as u32 {
+    let order = if pair as u32 == Pair::ThpFault as u32 || is_write {
         config!(pmd_order)
     } else {
         start.inside.order
     };
+    let model = preempt::model();
+    // Which sizes are selected does not depend on the site. That of a fault that failed is not known.
+    if order != 0 && block_of(pack(Site::Allocator as u32, order, model)) == UNSELECTED {
+        return;
+    }
     end.dimensions = Dimensions {
         subject: FAULT,
         order: order as u8,
-        model: preempt::model() as u8,
+        model: model as u8,
         cause: cause as u8,
         outcome: outcome as u8,
         sixteenth: clear::sixteenth(start.address, order),

@@ -33,6 +33,7 @@ pub(crate) const EMPTY: Start = Start {
     reads: 0,
     run: Run { ns: 0, clears: 0 },
     run_end_ns: 0,
+    waited_before_ns: 0,
     inside: Inside {
         clear_ns: 0,
         compaction_ns: 0,

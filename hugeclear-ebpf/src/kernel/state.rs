@@ -132,6 +132,11 @@ pub(crate) static TASKS: HashMap<u32, Task> = HashMap::with_max_entries(1, 0);
 #[unsafe(no_mangle)]
 pub(crate) static PREEMPT_MODEL: Word = Word(UnsafeCell::new(0));
 
+/// Not 0 before the trace begins and after it ends: while probes are attached and detached, one by one,
+/// calls are tracked but not recorded, so that all of them see the same stretch of time.
+#[unsafe(no_mangle)]
+pub(crate) static PAUSED: Word = Word(UnsafeCell::new(1));
+
 /// A word that programs on all CPUs read and write. The target has no 32-bit atomics; an aligned load
 /// or store of a word is one instruction all the same.
 #[repr(transparent)]

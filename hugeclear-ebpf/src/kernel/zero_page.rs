@@ -10,18 +10,18 @@ use hugeclear_ebpf::{
 use super::{
     aggregate::{self, End},
     call::Call,
-    clear::add_clear_ns,
+    clear::waited_ns,
     enclosing::enclosing,
     preempt,
     select::{Task, current_task},
     start,
-    state::{block_of, config},
+    state::{PAUSED, block_of, config},
 };
 
 /// `mm_get_huge_zero_folio` is entered: of interest only while there is no huge zero page.
 #[inline(always)]
 pub(crate) fn enter(call: &impl Call, pair: Pair) {
-    if exists() {
+    if exists() || PAUSED.get() != 0 {
         return;
     }
     let Task::Selected(thread) = current_task() else {
@@ -80,7 +80,9 @@ pub(crate) fn exit(call: &impl Call, pair: Pair) {
     aggregate::clear(slot, start.block, &start, end, Run::default());
     if let Some(around) = enclosing(cpu, thread) {
         // Not the page that the fault maps to write to: what happened there is still open.
-        add_clear_ns(&mut around.start.inside, end.net_ns(&start), true);
+        let inside = &mut around.start.inside;
+        let net_ns = end.net_ns(&start).wrapping_sub(waited_ns(inside));
+        inside.clear_ns = inside.clear_ns.wrapping_add(net_ns);
     }
     aggregate::event(call, slot, &start, Inside::default(), end);
 }

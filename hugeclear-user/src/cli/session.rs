@@ -47,6 +47,8 @@ pub(super) struct Session<'a> {
     unknown_events: u64,
     /// Whether the paths of events' cgroups are asked for, and when they were looked up last.
     names_cgroups: bool,
+    /// Whether a path decides if an event is shown at all: then it must be known.
+    filters_cgroups: bool,
     cgroups_read: Option<Instant>,
 }
 
@@ -62,6 +64,7 @@ impl<'a> Session<'a> {
         json: bool,
     ) -> Self {
         let start_ns = now_ns();
+        let filters_cgroups = grouping.only.cgroup.is_some();
         let stacks = request.events.is_some_and(|events| events.stacks);
         let mut notes = [notes::of_machine(facts), tracer.notes.clone()].concat();
         let symbols = if stacks {
@@ -102,7 +105,8 @@ impl<'a> Session<'a> {
             window_base: Snapshot::default(),
             symbols,
             unknown_events: 0,
-            names_cgroups: request.events.is_some() && json,
+            names_cgroups: request.events.is_some() && (json || filters_cgroups),
+            filters_cgroups,
             cgroups_read: None,
         }
     }
@@ -144,7 +148,7 @@ impl<'a> Session<'a> {
         let is_recent = |read: Instant| read.elapsed() < CGROUPS_EVERY;
         if !self.names_cgroups
             || self.terms.cgroups.contains_key(&id)
-            || self.cgroups_read.is_some_and(is_recent)
+            || !self.filters_cgroups && self.cgroups_read.is_some_and(is_recent)
         {
             return;
         }

@@ -215,6 +215,8 @@ impl Tracer {
             .map(|_| Events::new(take_map(&mut ebpf, "EVENTS")))
             .transpose()
             .map_err(|error| TraceError::Load(error.to_string()))?;
+        // All are attached: from now on all see the same.
+        pause(&mut ebpf, false)?;
         reader.forgive_earlier_calls();
         Ok(Self {
             attachments,
@@ -266,6 +268,8 @@ impl Tracer {
 
     /// Stops recording what begins from now on; what has begun may still end.
     pub fn stop(&mut self) {
+        // One that cannot be paused is stopped by what follows, only not all probes at once.
+        let _ = pause(&mut self.ebpf, true);
         // From here on an exit without entry is that of a call that is not ours.
         self.exits_without_entry = Some(self.reader.exits_without_entry());
         // No new waits, then no ends of waits: while their clears can still be seen to end.
@@ -346,6 +350,18 @@ fn attach_sched_impact(
             })
         })
         .collect()
+}
+
+/// Says whether calls are only tracked, or recorded too.
+fn pause(ebpf: &mut Ebpf, paused: bool) -> Result<(), TraceError> {
+    let load =
+        |error: String| TraceError::Load(format!("starting and stopping the record: {error}"));
+    let map = ebpf
+        .map_mut(".data")
+        .ok_or_else(|| load("the object has no such variable".to_owned()))?;
+    let mut word: Array<_, u32> = Array::try_from(map).map_err(|error| load(error.to_string()))?;
+    word.set(0, u32::from(paused), 0)
+        .map_err(|error| load(error.to_string()))
 }
 
 fn is_attached(attachments: &[(Pair, [Attachment; 2])], pair: Pair) -> bool {

@@ -422,6 +422,11 @@ type Groups<K> = BTreeMap<K, Sum>;
 #[must_use]
 pub fn rows(snapshot: &Snapshot, grouping: &Grouping, terms: &Terms) -> Rows {
     let Grouping { by, only, top } = grouping;
+    // Who waits is not who clears.
+    let only_of_impact = Only {
+        cgroup: None,
+        ..only.clone()
+    };
     let mut clears: Groups<(Operation, bool, Group)> = BTreeMap::new();
     let mut faults: Groups<Group> = BTreeMap::new();
     let mut impact: Groups<Group> = BTreeMap::new();
@@ -430,7 +435,8 @@ pub fn rows(snapshot: &Snapshot, grouping: &Grouping, terms: &Terms) -> Rows {
             continue;
         }
         let group = Group::of(*cpu, key.as_ref(), terms);
-        if !only.admits(&group) {
+        let is_impact = key.is_some_and(|key| key.subject == Subject::Impact);
+        if !if is_impact { &only_of_impact } else { only }.admits(&group) {
             continue;
         }
         let size = group.page_size_bytes;
