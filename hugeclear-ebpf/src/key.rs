@@ -217,11 +217,15 @@ pub const FAULT: u8 = 64;
 /// In place of a site: the aggregate is one of tasks that waited for a clear to end.
 pub const IMPACT: u8 = 65;
 
+/// As [`FAULT`], of writes to the huge zero page: two programs that may preempt each other write no
+/// common cell.
+pub const WRITE_FAULT: u8 = 66;
+
 /// What is known of a clear, copy or fault beside its times, in one word. All bytes but the first
 /// may be 0: not known, or not asked for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Dimensions {
-    /// A [`Site`] as a number, [`FAULT`] or [`IMPACT`].
+    /// A [`Site`] as a number, [`FAULT`], [`IMPACT`] or [`WRITE_FAULT`].
     pub subject: u8,
     /// log2 of the folio's base pages.
     pub order: u8,
@@ -311,7 +315,7 @@ mod tests {
     #[test]
     fn numbers_of_sites_are_apart_from_the_other_subjects() {
         for site in Site::ALL {
-            assert!(![FAULT, IMPACT].contains(&(site as u8)));
+            assert!(![FAULT, IMPACT, WRITE_FAULT].contains(&(site as u8)));
         }
     }
 

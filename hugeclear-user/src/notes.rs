@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     facts::{Facts, PreemptModel, ThpEnabled},
     probes::{
+        catalog,
         select::{AllocatorReach, Method},
         tracer::AttachedProbe,
     },
@@ -86,6 +87,28 @@ pub fn of_losses(losses: &Losses, probes: &[AttachedProbe]) -> Option<Note> {
         ));
     }
     None
+}
+
+/// That faults of sizes that were not enabled when the trace began are missing.
+#[must_use]
+pub fn of_unseen_faults(
+    records_faults: bool,
+    mthp_faults: u64,
+    probes: &[AttachedProbe],
+) -> Option<Note> {
+    let is_traced = probes
+        .iter()
+        .any(|probe| probe.function == catalog::ANON_FAULT.name);
+    (records_faults && mthp_faults > 0 && !is_traced).then(|| {
+        Note::new(
+            "mthp_faults_unseen",
+            format!(
+                "the machine had {mthp_faults} mTHP faults (anon_fault_alloc), which were not traced, \
+                 so that their clears have the cause `other`: no mTHP size was enabled when the trace \
+                 began; start it again"
+            ),
+        )
+    })
 }
 
 /// What was seen of the machine during a trace.

@@ -67,8 +67,8 @@ pub(crate) fn clear(slot: &mut Slot, block: u32, start: &Start, end: End, run: R
     if config!(cells) == 0 {
         add_to_block(block, start, end, run);
     } else if let Some(cell) = cell(key(end)) {
-        add(&mut cell.totals, start, end, run);
         count_in_cell(cell, end.now - start.start_ns);
+        add(&mut cell.totals, start, end, run);
     } else {
         slot.cells_full += 1;
         add_to_block(OTHER, start, end, run);
@@ -82,11 +82,11 @@ pub(crate) fn fault(slot: &mut Slot, start: &Start, end: End) {
         slot.cells_full += 1;
         return;
     };
-    add(&mut cell.totals, start, end, Run::default());
     cell.inside.clear_ns += start.inside.clear_ns;
     cell.inside.compaction_ns += start.inside.compaction_ns;
     cell.inside.reclaim_ns += start.inside.reclaim_ns;
     count_in_cell(cell, end.now - start.start_ns);
+    add(&mut cell.totals, start, end, Run::default());
 }
 
 /// Adds a duration of nothing that began and ended to the cell of `key`; whether there was room for it.
@@ -95,8 +95,8 @@ pub(crate) fn duration(key: CellKey, ns: u64) -> bool {
     let Some(cell) = cell(key) else {
         return false;
     };
-    add_ns(&mut cell.totals, ns);
     count_in_cell(cell, ns);
+    add_ns(&mut cell.totals, ns);
     true
 }
 
@@ -107,7 +107,6 @@ fn add_to_block(block: u32, start: &Start, end: End, run: Run) {
     };
     // SAFETY: a valid element of the map.
     let block: &mut Block = unsafe { &mut *block };
-    add(&mut block.totals, start, end, run);
     // The compiler knows that the index is in range and would drop the comparison that the
     // verifier needs.
     let index = core::hint::black_box(bucket::index(end.now - start.start_ns));
@@ -115,6 +114,7 @@ fn add_to_block(block: u32, start: &Start, end: End, run: Run) {
         // SAFETY: in bounds.
         unsafe { *(&raw mut block.buckets).cast::<u64>().add(index) += 1 };
     }
+    add(&mut block.totals, start, end, run);
 }
 
 #[inline(always)]
@@ -128,6 +128,7 @@ fn count_in_cell(cell: &mut Cell, ns: u64) {
     }
 }
 
+/// The last step of each record, and the count its last: it tells user space that all is there.
 #[inline(always)]
 fn add(totals: &mut Totals, start: &Start, end: End, run: Run) {
     totals.waited.run_delay_ns += end.waited.run_delay_ns;
@@ -194,6 +195,9 @@ fn key(end: End) -> CellKey {
     }
 }
 
+/// Makes an element, and never overwrites one that a program which preempts this one has just made.
+const BPF_NOEXIST: u64 = 1;
+
 /// The cell of `key`, new if need be; `None` if the map is full.
 #[inline(always)]
 fn cell(key: CellKey) -> Option<&'static mut Cell> {
@@ -203,7 +207,7 @@ fn cell(key: CellKey) -> Option<&'static mut Cell> {
         None => {
             let empty = EMPTY_CELL.get_ptr(0)?;
             // SAFETY: a valid element of the map, which nobody writes.
-            CELLS.insert(key, unsafe { &*empty }, 0).ok()?;
+            let _ = CELLS.insert(key, unsafe { &*empty }, BPF_NOEXIST);
             CELLS.get_ptr_mut(key)?
         }
     };

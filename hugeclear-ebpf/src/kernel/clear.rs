@@ -2,7 +2,7 @@
 
 use hugeclear_ebpf::{
     config::{AddressFrom, Pair, wanted},
-    key::{Dimensions, OTHER, Site, UNSELECTED, pack},
+    key::{Cause, Dimensions, OTHER, Site, UNSELECTED, pack},
     maps::{CLEARED, COPIED, Inside, Run, SKIP, Slot, Start},
 };
 
@@ -65,7 +65,12 @@ pub(crate) fn enter<C: Call>(call: &C, pair: Pair) {
         block
     };
     let of_fault = around.as_ref().map_or(0, |around| around.start.address);
-    let address = address(call, pair, of_fault);
+    let cause = cause(around.as_ref());
+    // These are given an offset in a file.
+    let address = match cause {
+        Cause::Fallocate | Cause::Memfd => 0,
+        _ => address(call, pair, of_fault),
+    };
     let mut dimensions = Dimensions {
         subject: site as u8,
         order: order as u8,
@@ -76,7 +81,7 @@ pub(crate) fn enter<C: Call>(call: &C, pair: Pair) {
         memory_node: memory_node(call, pair),
     };
     if config!(faults) != 0 {
-        dimensions.cause = cause(around.as_ref()) as u8;
+        dimensions.cause = cause as u8;
     }
     let waited_before_ns = around
         .as_ref()
@@ -86,7 +91,7 @@ pub(crate) fn enter<C: Call>(call: &C, pair: Pair) {
         && let Some(around) = around
         && around.start.block != SKIP
     {
-        allocated(call, slot, cpu, around, dimensions);
+        allocated(call, cpu, around, dimensions);
     }
     let run = if slot.run_owner == thread {
         slot.run
@@ -219,13 +224,11 @@ fn note(inside: &mut Inside, order: u32, what: u32) {
 /// The allocation that precedes this clear has ended: the time since the fault's entry is its
 /// derived duration.
 #[inline(always)]
-fn allocated(
-    call: &impl Call,
-    slot: &mut Slot,
-    cpu: u32,
-    around: Enclosing,
-    dimensions: Dimensions,
-) {
+fn allocated(call: &impl Call, cpu: u32, around: Enclosing, dimensions: Dimensions) {
+    // Not that of the clear, whose exit program writes these counters.
+    let Some(slot) = start::slot(cpu, Pair::Allocator) else {
+        return;
+    };
     let now = start::now();
     let start = around.start;
     if now < start.start_ns {

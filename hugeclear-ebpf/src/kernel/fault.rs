@@ -3,7 +3,7 @@
 use aya_ebpf::helpers::bpf_probe_read_kernel;
 use hugeclear_ebpf::{
     config::Pair,
-    key::{Cause, Dimensions, FAULT, Outcome, Site, UNSELECTED, pack},
+    key::{Cause, Dimensions, FAULT, Outcome, Site, UNSELECTED, WRITE_FAULT, pack},
     maps::{CGROUP_RECLAIMED, CLEARED, COPIED, Fallbacks, Inside, SKIP, Start},
 };
 
@@ -147,7 +147,7 @@ pub(crate) fn exit(call: &impl Call, pair: Pair) {
         return;
     }
     end.dimensions = Dimensions {
-        subject: FAULT,
+        subject: if is_write { WRITE_FAULT } else { FAULT },
         order: order as u8,
         model: model as u8,
         cause: cause as u8,

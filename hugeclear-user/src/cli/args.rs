@@ -159,13 +159,13 @@ pub struct TraceArgs {
     /// Only pages of these sizes
     #[arg(long, value_name = "BYTES,...", value_delimiter = ',', value_parser = units::parse_bytes, help_heading = FILTERS)]
     pub page_size: Vec<u64>,
-    /// Only at these sites
+    /// Only at these sites; leaves out all faults
     #[arg(long, value_name = "SITE,...", value_delimiter = ',', value_parser = site, help_heading = FILTERS)]
     pub site: Vec<Site>,
     /// Only for these causes: thp-fault, mthp-fault, hugetlb-fault, huge-zero-page, fallocate, memfd, other
     #[arg(long, value_name = "CAUSE,...", value_delimiter = ',', value_parser = cause, help_heading = FILTERS)]
     pub cause: Vec<Cause>,
-    /// Only faults that ended so: mapped, zero-page, copied, fallback-alloc, fallback-charge, fallback-vma,
+    /// Only faults that ended so, and no clears: mapped, zero-page, copied, fallback-alloc, fallback-charge, fallback-vma,
     /// fallback-unknown, failed
     #[arg(long, value_name = "OUTCOME,...", value_delimiter = ',', value_parser = outcome, help_heading = FILTERS)]
     pub outcome: Vec<Outcome>,
@@ -175,7 +175,7 @@ pub struct TraceArgs {
     /// Only what ended on CPUs of these nodes
     #[arg(long, value_name = "LIST", value_parser = numbers, help_heading = FILTERS)]
     pub node: Option<Numbers>,
-    /// Only pages in the memory of these nodes
+    /// Only pages in the memory of these nodes; leaves out all faults
     #[arg(long, value_name = "LIST", value_parser = numbers, help_heading = FILTERS)]
     pub mem_node: Option<Numbers>,
     /// Only under these preemption models: none, voluntary, full, lazy, rt, none-or-voluntary

@@ -32,6 +32,7 @@ pub(super) struct Session<'a> {
     grouping: Grouping,
     terms: Terms,
     filtered: bool,
+    records_faults: bool,
     allocator: AllocatorReach,
     start_ns: u64,
     /// Huge-page faults of the machine before the start, as the kernel counts them.
@@ -97,6 +98,7 @@ impl<'a> Session<'a> {
             },
             filtered: request.filter != Filter::default() || !grouping.only.is_everything(),
             grouping,
+            records_faults: tracer.records_faults,
             allocator: tracer.allocator_reach,
             start_ns,
             faults_before: huge_faults(facts),
@@ -218,6 +220,11 @@ impl<'a> Session<'a> {
                 allocator: self.allocator,
             };
             notes.extend(notes::of_unseen(self.facts, &seen));
+            notes.extend(notes::of_unseen_faults(
+                self.records_faults,
+                seen.mthp_faults,
+                &self.probes,
+            ));
             notes.extend(notes::of_losses(&losses, &self.probes));
             if self.unknown_events > 0 {
                 notes.push(Note::new(
@@ -239,6 +246,7 @@ impl<'a> Session<'a> {
             by: self.grouping.by.clone(),
             rows: all.clears,
             totals: self.totals(snapshot),
+            by_node: self.by_node(snapshot),
             faults: all.faults,
             fault_counts,
             sched_impact: all.impact,
@@ -254,6 +262,15 @@ impl<'a> Session<'a> {
             return Vec::new();
         }
         rows(snapshot, &grouping, &self.terms).clears
+    }
+
+    /// The rows by node, if nodes are told apart.
+    fn by_node(&self, snapshot: &Snapshot) -> Vec<Row> {
+        let by = &self.grouping.by;
+        if !(by.contains(&By::Node) && by.contains(&By::MemNode)) {
+            return Vec::new();
+        }
+        rows(snapshot, &self.grouping.by_node(), &self.terms).clears
     }
 
     /// What the kernel has counted since the start.

@@ -21,7 +21,7 @@ use crate::{
     notes::Note,
 };
 
-/// Memory that all maps together may take, in bytes; it can be kept up to 4,500 possible CPUs.
+/// Memory that all maps together may take, in bytes; it can be kept up to 4,000 possible CPUs.
 pub const MEMORY_LIMIT_BYTES: u64 = 64 << 20;
 
 /// What the maps take that do not depend on the number of CPUs, in bytes, rounded up: 16,384 starts with
@@ -37,13 +37,18 @@ const CELL_BYTES: u64 = (size_of::<CellKey>() + size_of::<Cell>()) as u64 + ELEM
 /// What a task takes that waits for a clear, in bytes.
 const TASK_BYTES: u64 = (size_of::<u32>() + size_of::<Task>()) as u64 + ELEMENT_BYTES;
 
-const _: () = assert!(
-    16 * 1024 * (size_of::<Start>() as u64 + 8 + ELEMENT_BYTES) < FIXED_BYTES - (256 << 10)
-);
+const _: () = assert!(16 * 1024 * START_BYTES < FIXED_BYTES - (256 << 10));
 
-/// What each CPU takes beside its blocks, in bytes.
-const CPU_BYTES: u64 =
-    Pair::COUNT as u64 * size_of::<Slot>() as u64 + size_of::<CpuClears>() as u64;
+/// What a start takes in the hash map, in bytes.
+const START_BYTES: u64 = size_of::<Start>() as u64 + 8 + ELEMENT_BYTES;
+
+/// What each CPU takes beside its blocks, in bytes: also a spare element of each hash map
+/// (`prealloc_init`, kernel/bpf/hashtab.c).
+const CPU_BYTES: u64 = Pair::COUNT as u64 * size_of::<Slot>() as u64
+    + size_of::<CpuClears>() as u64
+    + START_BYTES
+    + CELL_BYTES
+    + TASK_BYTES;
 
 /// The most that the cells may take, in bytes.
 const CELLS_LIMIT_BYTES: u64 = 24 << 20;
@@ -144,7 +149,7 @@ impl Key {
             all.get(usize::from(number).checked_sub(1)?).copied()
         }
         let subject = match dimensions.subject {
-            key::FAULT => Subject::Fault,
+            key::FAULT | key::WRITE_FAULT => Subject::Fault,
             key::IMPACT => Subject::Impact,
             site => Subject::Site(*Site::ALL.get(usize::from(site))?),
         };
@@ -427,7 +432,7 @@ mod tests {
         };
         for name in NAMES {
             let mut facts = facts(name);
-            for cpus in [1, 2, 64, 512, 1024, 2048, 4096, 4500] {
+            for cpus in [1, 2, 64, 512, 1024, 2048, 4000] {
                 facts.cpu.possible = Some(cpus);
                 for (request, faults) in [(&plain, false), (&plain, true), (&detailed, true)] {
                     let wanted = Wanted {

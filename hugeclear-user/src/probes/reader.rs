@@ -1,6 +1,6 @@
 //! Reads what the kernel side keeps in its maps.
 
-use std::sync::Arc;
+use std::{collections::BTreeMap, sync::Arc};
 
 use anyhow::Result;
 use aya::{
@@ -97,6 +97,20 @@ impl Reader {
                 }
             })
             .collect();
+        // The derived clears of an allocator without a probe count in its slots.
+        if !pairs.iter().any(|(pair, _)| *pair == Pair::Allocator) {
+            let PairCounts {
+                cells_full,
+                events_dropped,
+                ..
+            } = self.counts(Pair::Allocator, None);
+            counts.push(PairCounts {
+                cells_full,
+                events_dropped,
+                programs_skipped: Some(0),
+                ..PairCounts::default()
+            });
+        }
         counts.push(PairCounts {
             impact_lost: self.impact_lost(),
             impact_open: self.waiting(),
@@ -135,12 +149,18 @@ impl Reader {
                 }
             }
         }
-        let cells = self.cells.iter().filter_map(Result::ok);
-        for (key, cell) in cells {
-            self.last.cells.insert(
-                (key.cpu, Key::of_cell(&key)),
-                Arc::new(Aggregate::from(&cell)),
-            );
+        // Two cells may have the same key for us.
+        let mut cells: BTreeMap<(u32, Option<Key>), Aggregate> = BTreeMap::new();
+        for (key, cell) in self.cells.iter().filter_map(Result::ok) {
+            let sum = cells.entry((key.cpu, Key::of_cell(&key))).or_default();
+            sum.merge(&Aggregate::from(&cell));
+        }
+        for (key, now) in cells {
+            let known = self.last.cells.get(&key).map_or(0, |known| known.count);
+            // Until the count has grown, the rest may be half written.
+            if now.count != known {
+                self.last.cells.insert(key, Arc::new(now));
+            }
         }
         self.last.clone()
     }

@@ -238,23 +238,6 @@ pub fn select(facts: &Facts, wanted: &Wanted) -> ProbeSet {
         }
         if mthp_is_enabled(facts) {
             around.push(catalog::ANON_FAULT);
-            let why = if wanted.faults {
-                "faults are traced and an mTHP size is enabled"
-            } else {
-                "an mTHP size is enabled and the allocator zeroes"
-            };
-            let remedy = if wanted.faults {
-                ""
-            } else {
-                "; --allocator off avoids it"
-            };
-            notes.push(Note::new(
-                "every_fault",
-                format!(
-                    "{why}: the probe on do_anonymous_page costs every anonymous page fault a few \
-                     hundred instructions{remedy}"
-                ),
-            ));
         }
     }
     let mut parts = Vec::new();
@@ -274,10 +257,28 @@ pub fn select(facts: &Facts, wanted: &Wanted) -> ProbeSet {
             ));
         }
     }
-    let faults = around
-        .iter()
-        .filter_map(|around| probe_around(facts, wanted, around, &mut refusals))
-        .collect();
+    let mut faults = Vec::new();
+    for around in &around {
+        let probe = probe_around(facts, wanted, around, &mut refusals);
+        match &probe {
+            Some(_) if around.pair == Pair::AnonFault => {
+                notes.push(note_of_every_fault(wanted.faults));
+            }
+            // One that another version has is no news.
+            None if wanted.faults && facts.symbols.variants(around.name).next().is_some() => {
+                notes.push(Note::new(
+                    "cause_untraced",
+                    format!(
+                        "{} cannot be traced here: clears inside it have the cause `other`; \
+                         hugeclear-trace doctor says why",
+                        around.name
+                    ),
+                ));
+            }
+            Some(_) | None => {}
+        }
+        faults.extend(probe);
+    }
 
     // Under RT the model is `rt` whatever the mode is.
     let preempt_switch = (facts.preempt.modes.iter())
@@ -389,6 +390,25 @@ fn allocator(
         probe,
         in_fault: row.is_some(),
     }
+}
+
+/// What the probe on `do_anonymous_page` costs, and why it is there.
+fn note_of_every_fault(records_faults: bool) -> Note {
+    let (why, remedy) = if records_faults {
+        ("faults are traced and an mTHP size is enabled", "")
+    } else {
+        (
+            "an mTHP size is enabled and the allocator zeroes",
+            "; --allocator off avoids it",
+        )
+    };
+    Note::new(
+        "every_fault",
+        format!(
+            "{why}: the probe on do_anonymous_page costs every anonymous page fault a few hundred \
+             instructions{remedy}"
+        ),
+    )
 }
 
 /// The probe on what makes the huge zero page, where its pointer can be read too.

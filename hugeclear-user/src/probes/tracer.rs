@@ -98,6 +98,8 @@ pub struct Tracer {
     pub notes: Vec<Note>,
     /// Which clears in the allocator are seen.
     pub allocator_reach: AllocatorReach,
+    /// Whether the faults around clears are recorded.
+    pub records_faults: bool,
 }
 
 impl Tracer {
@@ -230,6 +232,7 @@ impl Tracer {
             refusals,
             notes,
             allocator_reach,
+            records_faults: set.records_faults,
         })
     }
 

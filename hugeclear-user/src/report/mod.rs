@@ -50,6 +50,9 @@ pub struct Report {
     /// program can add.
     #[serde(skip)]
     pub totals: Vec<Row>,
+    /// The same clears by node, where a table shows the matrix of the nodes.
+    #[serde(skip)]
+    pub by_node: Vec<Row>,
     /// The faults around clears, if they are traced.
     pub faults: Vec<FaultRow>,
     /// What the kernel itself counted of anonymous huge-page faults meanwhile, on the whole machine, by
@@ -251,6 +254,7 @@ mod tests {
             ..grouping.clone()
         };
         let all = rows(&snapshot, &grouping, &terms);
+        let all_by_node = rows(&snapshot, &grouping.by_node(), &terms);
         let probe = |site, function: &str, derived| AttachedProbe {
             site,
             function: function.to_owned(),
@@ -269,6 +273,11 @@ mod tests {
             rows: all.clears,
             totals: if by.contains(&By::Cpu) {
                 rows(&snapshot, &without_cpu, &terms).clears
+            } else {
+                Vec::new()
+            },
+            by_node: if by.contains(&By::MemNode) {
+                all_by_node.clears
             } else {
                 Vec::new()
             },

@@ -39,9 +39,7 @@ pub fn table(report: &Report) -> String {
     } else {
         let _ = writeln!(text, "{}", rows(by, &report.rows, &report.totals));
     }
-    if by.contains(&By::Node) && by.contains(&By::MemNode) {
-        text.push_str(&node_matrices(&report.rows));
-    }
+    text.push_str(&node_matrices(&report.by_node));
     if !report.faults.is_empty() {
         let _ = writeln!(
             text,

@@ -216,6 +216,17 @@ pub struct Grouping {
     pub top: usize,
 }
 
+impl Grouping {
+    /// The same by nothing but page size and the two nodes, whoever it was.
+    #[must_use]
+    pub fn by_node(&self) -> Self {
+        Self {
+            by: BTreeSet::from([By::PageSize, By::Node, By::MemNode]),
+            ..self.clone()
+        }
+    }
+}
+
 impl Default for Grouping {
     fn default() -> Self {
         Self {
