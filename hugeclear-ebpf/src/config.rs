@@ -143,9 +143,9 @@ pub enum ModelFrom {
     EachClear = 2,
 }
 
-/// The most possible CPUs with which starts are kept in slots. The verifier follows the search for the
-/// slot of a thread that migrated CPU by CPU: that of 6.1 accepts 2,048 and refuses 3,500. With more CPUs
-/// than this every start goes to the hash map.
+/// The most possible CPUs with which starts are kept in slots, where a program has one search for the slot
+/// of a thread that migrated. The verifier follows each search CPU by CPU: that of 6.1 accepts 2,048 steps
+/// in a program and refuses 3,500. Where it is more, every start goes to the hash map.
 pub const MAX_SLOT_CPUS: u32 = 1024;
 
 /// Configuration of one [`Pair`] whose [`Role`] is [`Role::Clears`].
@@ -245,7 +245,8 @@ pub struct Config {
     pub tgid: u32,
     /// How far below the root [`Config::cgroup`] is.
     pub cgroup_level: u32,
-    /// CPUs whose slots keep starts: all possible CPUs, or 0 above [`MAX_SLOT_CPUS`].
+    /// CPUs whose slots keep starts: all possible CPUs, or 0 if there are too many, see
+    /// [`MAX_SLOT_CPUS`].
     pub slot_cpus: u32,
     /// Blocks of each CPU.
     pub blocks: u32,

@@ -71,6 +71,16 @@ pub(crate) fn many_cpus(expected: &Expected, cpus: u32) -> Result<()> {
     for method in ["fentry", "kprobe"] {
         thp(expected, &["--per-cpu", "--method", method])?;
     }
+    // The more functions are around clears, the longer is the search that the verifier follows.
+    let traced = trace_workload(&["--faults"], &["thp", "--size", "64M", "--cpu", "1"])?;
+    traced.check_sound()?;
+    ensure!(
+        traced.rows().len() == 1
+            && traced.rows()[0]["count"] == 32
+            && !traced.has_note("not_traced"),
+        "{}",
+        traced.total
+    );
     Ok(())
 }
 

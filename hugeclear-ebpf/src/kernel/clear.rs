@@ -1,5 +1,7 @@
 //! Entry and exit of a function that clears or copies.
 
+use core::sync::atomic::{Ordering, compiler_fence};
+
 use hugeclear_ebpf::{
     config::{AddressFrom, Pair, wanted},
     key::{Cause, Dimensions, OTHER, Site, UNSELECTED, pack},
@@ -93,12 +95,13 @@ pub(crate) fn enter<C: Call>(call: &C, pair: Pair) {
     {
         allocated(call, cpu, around, dimensions);
     }
-    let run = if slot.run_owner == thread {
-        slot.run
-    } else {
-        Run::default()
-    };
+    let mut run = slot.run;
     let run_end_ns = slot.run_end_ns;
+    // Tested after the copy: a clear of another thread may have ended in the middle of it.
+    compiler_fence(Ordering::Acquire);
+    if slot.run_owner != thread {
+        run = Run::default();
+    }
     if block != SKIP {
         impact::begin(pair, cpu, thread, dimensions);
     }
@@ -198,6 +201,8 @@ fn run(slot: &mut Slot, thread: u32, start: &Start, now: u64) -> Run {
         run.clears += before.clears;
     }
     slot.run_owner = thread;
+    // First: an entry that comes in between finds it is not its own run.
+    compiler_fence(Ordering::Release);
     slot.run_end_ns = now;
     slot.run = run;
     run

@@ -149,11 +149,7 @@ pub(super) fn config(
             Some(false) | None => 0,
         },
         tgid: filter.tgid.unwrap_or(0),
-        slot_cpus: if layout.cpus <= MAX_SLOT_CPUS {
-            layout.cpus
-        } else {
-            0
-        },
+        slot_cpus: slot_cpus(layout.cpus, set),
         blocks: layout.blocks(),
         model_from: model_from as u32,
         model: facts.preempt.model as u32,
@@ -203,6 +199,19 @@ pub(super) fn config(
         }
     }
     config
+}
+
+/// The CPUs whose slots keep starts: all, or none. A program searches for the start of its own call, and for
+/// that of each function that may be around it.
+fn slot_cpus(cpus: u32, set: &ProbeSet) -> u32 {
+    let searches = 1 + u32::try_from(set.faults.len()).unwrap_or(u32::MAX);
+    // Twice the limit of one search is what the verifier was seen to accept.
+    let steps = cpus.saturating_mul(searches);
+    if cpus <= MAX_SLOT_CPUS && steps <= 2 * MAX_SLOT_CPUS {
+        cpus
+    } else {
+        0
+    }
 }
 
 fn nanoseconds(duration: Duration) -> u64 {
