@@ -263,19 +263,32 @@ pub(crate) fn event(
 unsafe fn fill(event: *mut Event, start: &Start, inside: Inside, end: End) {
     let id = bpf_get_current_pid_tgid();
     let comm = select::comm();
-    // SAFETY: by the caller. Field by field: the target copies whole structures byte by byte.
+    macro_rules! set {
+        ($($field:ident).+ = $value:expr) => {
+            (&raw mut (*event).$($field).+).write_volatile($value)
+        };
+    }
+    // SAFETY: by the caller. Field by field, and volatile: the target sets and copies what the compiler
+    // puts together byte by byte, in loops that the verifier follows.
     unsafe {
-        (*event).start_ns = start.start_ns;
-        (*event).duration_ns = end.now - start.start_ns;
-        (*event).waited = end.waited;
-        (*event).dimensions = end.dimensions;
-        (*event).address = start.address;
-        (*event).inside = inside;
-        (*event).cgroup = bpf_get_current_cgroup_id();
-        (&raw mut (*event).comm).cast::<[u64; 2]>().write(comm);
-        (*event).pid = (id >> 32) as u32;
-        (*event).tid = id as u32;
-        (*event).cpu_start = start.cpu;
-        (*event).cpu_end = end.cpu;
+        set!(start_ns = start.start_ns);
+        set!(duration_ns = end.now - start.start_ns);
+        set!(waited.run_delay_ns = end.waited.run_delay_ns);
+        set!(waited.switches = end.waited.switches);
+        set!(dimensions = end.dimensions);
+        set!(address = start.address);
+        set!(inside.clear_ns = inside.clear_ns);
+        set!(inside.compaction_ns = inside.compaction_ns);
+        set!(inside.reclaim_ns = inside.reclaim_ns);
+        set!(inside.order = inside.order);
+        set!(inside.happened = inside.happened);
+        set!(cgroup = bpf_get_current_cgroup_id());
+        let name = (&raw mut (*event).comm).cast::<u64>();
+        name.write_volatile(comm[0]);
+        name.add(1).write_volatile(comm[1]);
+        set!(pid = (id >> 32) as u32);
+        set!(tid = id as u32);
+        set!(cpu_start = start.cpu);
+        set!(cpu_end = end.cpu);
     }
 }

@@ -11,7 +11,7 @@ use hugeclear_ebpf::{
 use super::{
     aggregate::{self, End},
     call::Call,
-    enclosing::{Enclosing, cause, enclosing},
+    enclosing::{Enclosing, enclosing},
     impact, preempt,
     select::{Task, current_task, order},
     start,
@@ -53,9 +53,9 @@ pub(crate) fn enter<C: Call>(call: &C, pair: Pair) {
     let around = if config!(faults) != 0 || only_in_fault || is_second {
         enclosing(cpu, thread)
     } else {
-        None
+        Enclosing::NOTHING
     };
-    let in_fault = around.as_ref().is_some_and(Enclosing::is_anonymous_fault);
+    let in_fault = around.is_anonymous_fault();
     let block = if only_in_fault && (block == OTHER || !in_fault) {
         slot.outside_faults += 1;
         SKIP
@@ -66,8 +66,8 @@ pub(crate) fn enter<C: Call>(call: &C, pair: Pair) {
         slot.entries += 1;
         block
     };
-    let of_fault = around.as_ref().map_or(0, |around| around.start.address);
-    let cause = cause(around.as_ref());
+    let of_fault = around.start().map_or(0, |start| start.address);
+    let cause = around.cause();
     // These are given an offset in a file.
     let address = match cause {
         Cause::Fallocate | Cause::Memfd => 0,
@@ -85,15 +85,13 @@ pub(crate) fn enter<C: Call>(call: &C, pair: Pair) {
     if config!(faults) != 0 {
         dimensions.cause = cause as u8;
     }
-    let waited_before_ns = around
-        .as_ref()
-        .map_or(0, |around| waited_ns(&around.start.inside));
+    let waited_before_ns = around.start().map_or(0, |start| waited_ns(&start.inside));
     if is_second
         && in_fault
-        && let Some(around) = around
-        && around.start.block != SKIP
+        && let Some(fault) = around.start()
+        && fault.block != SKIP
     {
-        allocated(call, cpu, around, dimensions);
+        allocated(call, cpu, fault, dimensions);
     }
     let mut run = slot.run;
     let run_end_ns = slot.run_end_ns;
@@ -166,16 +164,16 @@ pub(crate) fn exit<C: Call>(call: &C, pair: Pair) {
     }
     slot.recorded += 1;
     let end = End::of(&start, now, cpu, start.dimensions);
+    aggregate::event(call, slot, &start, Inside::default(), end);
     let run = run(slot, thread, &start, now);
-    aggregate::clear(slot, start.block, &start, end, run);
     if config!(faults) != 0
-        && let Some(around) = enclosing(cpu, thread)
+        && let Some(fault) = enclosing(cpu, thread).start()
     {
         let order = Dimensions::unpack(start.dimensions).order.into();
         if pair as u32 == Pair::Copy as u32 {
-            note(&mut around.start.inside, order, COPIED);
+            note(&mut fault.inside, order, COPIED);
         } else {
-            let inside = &mut around.start.inside;
+            let inside = &mut fault.inside;
             let mut net_ns = end.net_ns(&start);
             if derived {
                 // What the allocation waited for is told apart.
@@ -185,7 +183,8 @@ pub(crate) fn exit<C: Call>(call: &C, pair: Pair) {
             note(inside, order, CLEARED);
         }
     }
-    aggregate::event(call, slot, &start, Inside::default(), end);
+    // Last: its many ways through the histogram are the end of the verifier's work.
+    aggregate::clear(slot, start.block, &start, end, run);
 }
 
 /// The run of clears that the clear that now ends belongs to, which may go on.
@@ -229,13 +228,12 @@ fn note(inside: &mut Inside, order: u32, what: u32) {
 /// The allocation that precedes this clear has ended: the time since the fault's entry is its
 /// derived duration.
 #[inline(always)]
-fn allocated(call: &impl Call, cpu: u32, around: Enclosing, dimensions: Dimensions) {
+fn allocated(call: &impl Call, cpu: u32, start: &mut Start, dimensions: Dimensions) {
     // Not that of the clear, whose exit program writes these counters.
     let Some(slot) = start::slot(cpu, Pair::Allocator) else {
         return;
     };
     let now = start::now();
-    let start = around.start;
     if now < start.start_ns {
         return;
     }
@@ -246,8 +244,8 @@ fn allocated(call: &impl Call, cpu: u32, around: Enclosing, dimensions: Dimensio
     let order = dimensions.order.into();
     let block = block_of(pack(Site::Allocator as u32, order, dimensions.model.into()));
     let end = End::of(start, now, cpu, dimensions.pack());
-    aggregate::clear(slot, block, start, end, Run::default());
     aggregate::event(call, slot, start, Inside::default(), end);
+    aggregate::clear(slot, block, start, end, Run::default());
     let net_ns = end.net_ns(start).wrapping_sub(waited_ns(&start.inside));
     start.inside.clear_ns = start.inside.clear_ns.wrapping_add(net_ns);
     note(&mut start.inside, order, CLEARED);

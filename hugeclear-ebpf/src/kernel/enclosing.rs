@@ -4,13 +4,19 @@ use hugeclear_ebpf::{config::Pair, key::Cause, maps::Start};
 
 use super::{start, state::config};
 
-/// The open call of this thread that contains whatever it is doing.
+/// The open call of this thread that contains whatever it is doing, if there is one.
+///
+/// Not an `Option` of a structure: where there is none, the compiler would leave the rest of it undefined and
+/// load it all the same, and kernels before 6.3 refuse a load of stack that nothing was written to.
+#[derive(Clone, Copy)]
 pub(crate) struct Enclosing {
-    /// Which function.
-    pub(crate) pair: Pair,
-    /// Its start.
-    pub(crate) start: &'static mut Start,
+    /// Which function, as a number; [`NONE`] if there is none.
+    pair: u32,
+    /// Its start; null if there is none.
+    start: *mut Start,
 }
+
+const NONE: u32 = Pair::COUNT;
 
 /// The functions, of which none calls another; the most frequent first.
 const PAIRS: [Pair; 6] = [
@@ -24,14 +30,17 @@ const PAIRS: [Pair; 6] = [
 
 /// Finds the call: on this CPU, where it is unless the thread migrated, before it looks elsewhere.
 #[inline(always)]
-pub(crate) fn enclosing(cpu: u32, thread: u32) -> Option<Enclosing> {
-    first(|pair| start::here(pair, cpu, thread))
-        .or_else(|| first(|pair| start::elsewhere(pair, thread)))
+pub(crate) fn enclosing(cpu: u32, thread: u32) -> Enclosing {
+    let here = first(|pair| start::here(pair, cpu, thread));
+    if here.pair != NONE {
+        return here;
+    }
+    first(|pair| start::elsewhere(pair, thread))
 }
 
 /// The first attached function of which a start is found.
 #[inline(always)]
-fn first(find: impl Fn(Pair) -> Option<&'static mut Start>) -> Option<Enclosing> {
+fn first(find: impl Fn(Pair) -> Option<&'static mut Start>) -> Enclosing {
     let attached = config!(enclosing);
     // Unrolled: the pair must be known where the verifier drops the ones that are not attached.
     macro_rules! try_pair {
@@ -40,7 +49,10 @@ fn first(find: impl Fn(Pair) -> Option<&'static mut Start>) -> Option<Enclosing>
             if attached & pair.bit() != 0
                 && let Some(start) = find(pair)
             {
-                return Some(Enclosing { pair, start });
+                return Enclosing {
+                    pair: pair as u32,
+                    start,
+                };
             }
         };
     }
@@ -50,29 +62,47 @@ fn first(find: impl Fn(Pair) -> Option<&'static mut Start>) -> Option<Enclosing>
     try_pair!(3);
     try_pair!(4);
     try_pair!(5);
-    None
+    Enclosing::NOTHING
 }
 
 impl Enclosing {
+    /// There is none.
+    pub(crate) const NOTHING: Self = Self {
+        pair: NONE,
+        start: core::ptr::null_mut(),
+    };
+
+    /// The start of the call, which only this thread changes.
+    #[inline(always)]
+    pub(crate) fn start(self) -> Option<&'static mut Start> {
+        // SAFETY: null, or a start of this thread, in a slot or in the hash map.
+        unsafe { self.start.as_mut() }
+    }
+
     /// Whether it is a fault of anonymous memory.
     #[inline(always)]
-    pub(crate) fn is_anonymous_fault(&self) -> bool {
-        matches!(
-            self.pair,
-            Pair::ThpFault | Pair::AnonFault | Pair::WriteFault
-        )
+    pub(crate) fn is_anonymous_fault(self) -> bool {
+        self.pair == Pair::ThpFault as u32
+            || self.pair == Pair::AnonFault as u32
+            || self.pair == Pair::WriteFault as u32
     }
-}
 
-/// The cause of what happens inside.
-#[inline(always)]
-pub(crate) fn cause(enclosing: Option<&Enclosing>) -> Cause {
-    match enclosing.map(|enclosing| enclosing.pair) {
-        Some(Pair::ThpFault | Pair::WriteFault) => Cause::ThpFault,
-        Some(Pair::AnonFault) => Cause::MthpFault,
-        Some(Pair::HugetlbFault) => Cause::HugetlbFault,
-        Some(Pair::Fallocate) => Cause::Fallocate,
-        Some(Pair::Memfd) => Cause::Memfd,
-        Some(_) | None => Cause::Other,
+    /// The cause of what happens inside.
+    #[inline(always)]
+    pub(crate) fn cause(self) -> Cause {
+        let is = |pair: Pair| self.pair == pair as u32;
+        if is(Pair::ThpFault) || is(Pair::WriteFault) {
+            Cause::ThpFault
+        } else if is(Pair::AnonFault) {
+            Cause::MthpFault
+        } else if is(Pair::HugetlbFault) {
+            Cause::HugetlbFault
+        } else if is(Pair::Fallocate) {
+            Cause::Fallocate
+        } else if is(Pair::Memfd) {
+            Cause::Memfd
+        } else {
+            Cause::Other
+        }
     }
 }

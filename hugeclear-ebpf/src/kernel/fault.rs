@@ -166,8 +166,8 @@ pub(crate) fn exit(call: &impl Call, pair: Pair) {
         slot.negative_rest += 1;
     }
     slot.recorded += 1;
-    aggregate::fault(slot, &start, end);
     aggregate::event(call, slot, &start, start.inside, end);
+    aggregate::fault(slot, &start, end);
 }
 
 /// Why a THP fault fell back: which of its CPU's counters grew meanwhile. Another thread may have

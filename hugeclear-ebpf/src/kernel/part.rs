@@ -20,7 +20,7 @@ pub(crate) fn enter(call: &impl Call, pair: Pair) {
         return;
     };
     let cpu = start::cpu();
-    if enclosing(cpu, thread).is_none() {
+    if enclosing(cpu, thread).start().is_none() {
         return;
     }
     let Some(slot) = start::slot(cpu, pair) else {
@@ -39,7 +39,7 @@ pub(crate) fn exit(_call: &impl Call, pair: Pair) {
         return;
     };
     let cpu = start::cpu();
-    let Some(around) = enclosing(cpu, thread) else {
+    let Some(fault) = enclosing(cpu, thread).start() else {
         return;
     };
     let Some(slot) = start::slot(cpu, pair) else {
@@ -57,7 +57,7 @@ pub(crate) fn exit(_call: &impl Call, pair: Pair) {
         return;
     }
     let net_ns = End::of(&start, now, cpu, 0).net_ns(&start);
-    let inside = &mut around.start.inside;
+    let inside = &mut fault.inside;
     if pair as u32 == Pair::Compaction as u32 {
         inside.compaction_ns += net_ns;
     } else {

@@ -1,7 +1,8 @@
 //! Which calls are ours to record.
 
 use aya_ebpf::helpers::{
-    bpf_get_current_comm, bpf_get_current_pid_tgid, generated::bpf_get_current_ancestor_cgroup_id,
+    bpf_get_current_pid_tgid,
+    generated::{bpf_get_current_ancestor_cgroup_id, bpf_get_current_comm},
 };
 use hugeclear_ebpf::{
     config::{Pair, SizeFrom},
@@ -57,9 +58,11 @@ pub(crate) fn current_task() -> Task {
 /// The name of the current thread, padded with zero bytes, as two words in memory order.
 #[inline(always)]
 pub(crate) fn comm() -> [u64; 2] {
-    let name = bpf_get_current_comm().unwrap_or_default();
-    // SAFETY: 16 bytes are two words; no alignment is assumed.
-    unsafe { core::ptr::read_unaligned((&raw const name).cast()) }
+    let mut name = [0_u64; 2];
+    // The helper itself, not the wrapper, which copies byte by byte in a loop that the verifier follows.
+    // SAFETY: valid for writes of that many bytes.
+    unsafe { bpf_get_current_comm((&raw mut name).cast(), size_of_val(&name) as u32) };
+    name
 }
 
 /// The block of a clear of `site` and `order` under the preemption model in force, or

@@ -77,14 +77,14 @@ pub(crate) fn exit(call: &impl Call, pair: Pair) {
     }
     slot.recorded += 1;
     let end = End::of(&start, now, cpu, start.dimensions);
-    aggregate::clear(slot, start.block, &start, end, Run::default());
-    if let Some(around) = enclosing(cpu, thread) {
+    if let Some(fault) = enclosing(cpu, thread).start() {
         // Not the page that the fault maps to write to: what happened there is still open.
-        let inside = &mut around.start.inside;
+        let inside = &mut fault.inside;
         let net_ns = end.net_ns(&start).wrapping_sub(waited_ns(inside));
         inside.clear_ns = inside.clear_ns.wrapping_add(net_ns);
     }
     aggregate::event(call, slot, &start, Inside::default(), end);
+    aggregate::clear(slot, start.block, &start, end, Run::default());
 }
 
 /// Whether there is a huge zero page.
