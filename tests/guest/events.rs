@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use crate::{
     Expected,
     counts::anonymous_sites,
-    trace::{MIB2, Traced, huge_pages_on_request, sum, trace_loads, trace_loads_unchecked},
+    trace::{MIB2, PARTS, Traced, huge_pages_on_request, sum, trace_loads, trace_loads_unchecked},
 };
 
 /// A ring buffer of one page.
@@ -66,14 +66,7 @@ fn complete(expected: &Expected) -> Result<()> {
             ensure!(ns("start_ns")? >= last, "out of order: {event}");
             if event["kind"] == "fault" {
                 last = ns("start_ns")? + ns("duration_ns")?;
-                let parts = [
-                    "clear_ns",
-                    "compaction_ns",
-                    "reclaim_ns",
-                    "preempted_ns",
-                    "rest_ns",
-                ];
-                let parts: u64 = parts.into_iter().map(ns).sum::<Result<u64>>()?;
+                let parts: u64 = PARTS.into_iter().map(ns).sum::<Result<u64>>()?;
                 ensure!(parts == ns("duration_ns")?, "the parts: {event}");
             }
             let stack = event["stack"].as_array().context("stack")?;

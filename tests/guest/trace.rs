@@ -10,6 +10,15 @@ use crate::Expected;
 /// Bytes in 2 MiB.
 pub(crate) const MIB2: u64 = 2 << 20;
 
+/// The parts of a fault: together they are its duration.
+pub(crate) const PARTS: [&str; 5] = [
+    "clear_ns",
+    "compaction_ns",
+    "reclaim_ns",
+    "preempted_ns",
+    "rest_ns",
+];
+
 /// The reports of a trace, and the JSON of the workload that ran meanwhile.
 #[derive(Debug)]
 pub(crate) struct Traced {
@@ -187,14 +196,7 @@ impl Traced {
                     .as_u64()
                     .with_context(|| format!("{field} of {row}"))
             };
-            let parts = [
-                "clear_ns",
-                "compaction_ns",
-                "reclaim_ns",
-                "preempted_ns",
-                "rest_ns",
-            ];
-            let parts: Vec<u64> = parts.into_iter().map(ns).collect::<Result<_>>()?;
+            let parts: Vec<u64> = PARTS.into_iter().map(ns).collect::<Result<_>>()?;
             ensure!(
                 parts.iter().sum::<u64>() == ns("sum_ns")?,
                 "the parts are not the whole: {row}"
