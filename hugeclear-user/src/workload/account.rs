@@ -13,8 +13,8 @@ use crate::facts::{thp, vmstat};
 /// Where the number of huge pages of a run is read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum HugePages {
-    /// A field of the mapping's entry in `/proc/self/smaps`.
-    Smaps(&'static str),
+    /// The sum of fields of the mapping's entry in `/proc/self/smaps`.
+    Smaps(&'static [&'static str]),
     /// The growth of a system-wide counter.
     Counter(PathBuf),
     /// Nowhere: sizes below a PMD have no account before Linux 6.10.
@@ -24,9 +24,12 @@ pub(super) enum HugePages {
 impl HugePages {
     pub(super) fn of(plan: &Plan) -> Self {
         match plan.kind {
-            Kind::Hugetlb => Self::Smaps("Private_Hugetlb"),
+            // Both: the kernel takes a page for shared if the count of users of its page table is not
+            // zero, and for gigantic pages since 6.12 that count is not set up (smaps_hugetlb_range,
+            // hugetlb_pmd_shared).
+            Kind::Hugetlb => Self::Smaps(&["Private_Hugetlb", "Shared_Hugetlb"]),
             // smaps counts only what a PMD maps (smaps_pmd_entry, fs/proc/task_mmu.c).
-            Kind::Thp if plan.pmd_mapped => Self::Smaps("AnonHugePages"),
+            Kind::Thp if plan.pmd_mapped => Self::Smaps(&["AnonHugePages"]),
             Kind::Thp => {
                 let path = PathBuf::from(format!(
                     "/{}/hugepages-{}kB/stats/anon_fault_alloc",
@@ -45,7 +48,9 @@ impl HugePages {
     /// In words, for the report.
     pub(super) fn source(&self) -> String {
         match self {
-            Self::Smaps(field) => format!("{field} of the mapping in /proc/self/smaps"),
+            Self::Smaps(fields) => {
+                format!("{} of the mapping in /proc/self/smaps", fields.join(" + "))
+            }
             Self::Counter(path) => format!("growth of {}, which is system-wide", path.display()),
             Self::Nowhere => "not counted by this kernel; taken to be the touches".to_owned(),
         }
@@ -100,13 +105,13 @@ impl Counters {
     }
 }
 
-/// Bytes that a field of `/proc/self/smaps` gives for the mapping that starts at `address`.
-pub(super) fn smaps_bytes(address: usize, field: &str) -> Result<Option<u64>, Error> {
-    Ok(mapping_field_bytes(
-        &read("/proc/self/smaps")?,
-        address,
-        field,
-    ))
+/// Bytes that fields of `/proc/self/smaps` give together for the mapping that starts at `address`.
+pub(super) fn smaps_bytes(address: usize, fields: &[&str]) -> Result<Option<u64>, Error> {
+    let smaps = read("/proc/self/smaps")?;
+    let bytes = fields
+        .iter()
+        .map(|field| mapping_field_bytes(&smaps, address, field));
+    Ok(bytes.sum())
 }
 
 fn mapping_field_bytes(smaps: &str, address: usize, field: &str) -> Option<u64> {

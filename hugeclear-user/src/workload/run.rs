@@ -89,8 +89,8 @@ fn one_run(
     let elapsed_ns = nanoseconds(start);
     let growth = Counters::read(from)?.since(before);
     let huge_pages = match from {
-        HugePages::Smaps(field) => {
-            smaps_bytes(mapping.address(), field)?.map(|bytes| bytes / plan.page_size_bytes)
+        HugePages::Smaps(fields) => {
+            smaps_bytes(mapping.address(), fields)?.map(|bytes| bytes / plan.page_size_bytes)
         }
         HugePages::Counter(_) => growth.pages,
         HugePages::Nowhere => None,
