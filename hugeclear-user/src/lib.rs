@@ -7,6 +7,7 @@ pub mod facts;
 pub mod notes;
 pub mod probes;
 pub mod report;
+pub mod settings;
 pub mod stats;
 pub mod strategy;
 pub mod term;
