@@ -8,6 +8,7 @@ mod grid;
 pub mod notes;
 pub mod probes;
 pub mod report;
+pub mod settings;
 pub mod stats;
 pub mod strategy;
 pub mod term;

@@ -3,7 +3,7 @@
 use std::{io, path::PathBuf};
 
 use super::Kind;
-use crate::units::format_bytes;
+use crate::{settings, units::format_bytes};
 
 /// Memory is compared in whole MiB for people: what is needed rounded up, what there is down.
 const MIB: u64 = 1 << 20;
@@ -110,28 +110,9 @@ pub enum Error {
         /// The kernel's answer.
         error: io::Error,
     },
-    /// A setting could not be written.
-    #[error("cannot write `{value}` to {}: {error}; changing it needs root", path.display())]
-    Write {
-        /// The file.
-        path: PathBuf,
-        /// What was to be written.
-        value: String,
-        /// The kernel's answer.
-        error: io::Error,
-    },
-    /// A setting did not come back.
-    #[error("{} is `{is}` and could not be put back to `{was}` ({why}); write it yourself", path.display())]
-    NotPutBack {
-        /// The file.
-        path: PathBuf,
-        /// What it should be.
-        was: String,
-        /// What it is.
-        is: String,
-        /// Why.
-        why: String,
-    },
+    /// A setting could not be changed or put back.
+    #[error(transparent)]
+    Settings(#[from] settings::Error),
     /// A system call failed.
     #[error("{call} of {what} failed: {error}{hint}")]
     SystemCall {
@@ -162,8 +143,7 @@ impl Error {
             | Self::NotEnoughMemory { .. }
             | Self::Signals(_)
             | Self::Read { .. }
-            | Self::Write { .. }
-            | Self::NotPutBack { .. }
+            | Self::Settings(_)
             | Self::SystemCall { .. } => false,
         }
     }

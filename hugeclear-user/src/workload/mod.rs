@@ -14,7 +14,6 @@ pub(crate) mod memory;
 mod plan;
 mod report;
 mod run;
-pub mod settings;
 mod signals;
 
 pub use args::{Args, Kind};

@@ -3,8 +3,11 @@
 
 use std::path::{Path, PathBuf};
 
-use super::{Args, Error, Kind, settings::Change};
-use crate::facts::{HugetlbPool, Thp, ThpEnabled, hugetlb, source::Source, thp};
+use super::{Args, Error, Kind};
+use crate::{
+    facts::{HugetlbPool, Thp, ThpEnabled, hugetlb, source::Source, thp},
+    settings::Change,
+};
 
 /// Default of `--size`.
 const DEFAULT_SIZE_BYTES: u64 = 64 << 20;

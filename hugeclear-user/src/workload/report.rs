@@ -4,8 +4,8 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Kind, Plan, settings::Change};
-use crate::units::format_bytes;
+use super::{Kind, Plan};
+use crate::{settings::Change, units::format_bytes};
 
 /// The ground truth of a workload.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

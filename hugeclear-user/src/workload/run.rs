@@ -9,9 +9,9 @@ use super::{
     account::{Counters, HugePages, smaps_bytes},
     memory::Mapping,
     report::{Latency, Report, Run},
-    settings::{Applied, current},
     signals::Signals,
 };
+use crate::settings::{Applied, current};
 
 /// Changes the settings the plan asks for, does its runs and puts the settings back.
 ///

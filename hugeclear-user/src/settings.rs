@@ -4,6 +4,8 @@
 //! panic, which runs no destructors). Signals are the caller's: it must catch them and return. What
 //! is to be put back is plain data, [`Saved`], so that it can be kept in a file against SIGKILL.
 
+mod error;
+
 use std::{
     fs, panic,
     path::{Path, PathBuf},
@@ -13,7 +15,7 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
-use super::Error;
+pub use self::error::Error;
 use crate::facts::source::bracketed;
 
 /// A setting and the value it should have.
