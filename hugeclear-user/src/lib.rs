@@ -4,6 +4,7 @@
 
 pub mod cli;
 pub mod facts;
+mod grid;
 pub mod notes;
 pub mod probes;
 pub mod report;

@@ -1,6 +1,11 @@
-//! Sizes in bytes as people write them: powers of 1024, `2M`, `64K`, `1G`, `16KiB`.
+//! Values as people write them: sizes in bytes (powers of 1024: `2M`, `64K`, `1G`, `16KiB`), lists of
+//! numbers, times.
+
+use std::time::Duration;
 
 use parse_size::Config;
+
+use crate::facts::source::number_list;
 
 /// Why a text is no size.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -35,6 +40,51 @@ pub fn format_bytes(bytes: u64) -> String {
         suffix += 1;
     }
     format!("{value}{}", SUFFIXES[suffix])
+}
+
+/// Numbers of a list such as `0-3,8`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Numbers(pub Vec<u32>);
+
+/// Reads them. Fits clap's `value_parser`.
+///
+/// # Errors
+/// What is accepted.
+pub fn numbers(text: &str) -> Result<Numbers, String> {
+    let numbers = number_list(text).filter(|numbers| !numbers.is_empty());
+    numbers
+        .map(Numbers)
+        .ok_or_else(|| "not a list of numbers such as 0-3,8".to_owned())
+}
+
+/// A positive number of seconds, fractions allowed. Fits clap's `value_parser`.
+///
+/// # Errors
+/// What is accepted.
+pub fn seconds(text: &str) -> Result<Duration, String> {
+    let seconds: f64 = text
+        .parse()
+        .map_err(|_| "not a number of seconds".to_owned())?;
+    if seconds < 0.01 {
+        return Err("at least 0.01 seconds".to_owned());
+    }
+    Duration::try_from_secs_f64(seconds).map_err(|error| error.to_string())
+}
+
+/// A duration with its unit, to three or four digits.
+pub fn format_ns(ns: f64) -> String {
+    let (value, unit) = match ns {
+        ns if ns < 1e3 => (ns, "ns"),
+        ns if ns < 1e6 => (ns / 1e3, "µs"),
+        ns if ns < 1e9 => (ns / 1e6, "ms"),
+        ns => (ns / 1e9, "s"),
+    };
+    let decimals = match value {
+        value if value < 10.0 => 2,
+        value if value < 100.0 => 1,
+        _ => 0,
+    };
+    format!("{value:.decimals$} {unit}")
 }
 
 #[cfg(test)]
@@ -81,6 +131,14 @@ mod tests {
         ] {
             assert_eq!(format_bytes(bytes), text);
             assert_eq!(parse_bytes(text), Ok(bytes));
+        }
+    }
+
+    #[test]
+    fn seconds_are_positive_and_finite() {
+        assert_eq!(seconds("1.5"), Ok(Duration::from_millis(1500)));
+        for bad in ["0", "-1", "nan", "inf", "1e300", "1s", ""] {
+            assert!(seconds(bad).is_err(), "{bad}");
         }
     }
 }

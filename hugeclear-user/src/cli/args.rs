@@ -7,13 +7,13 @@ use clap::{Args, CommandFactory as _, Parser, Subcommand, error::ErrorKind};
 use hugeclear_ebpf::key::{Cause, Outcome, Site};
 
 use crate::{
-    facts::{PreemptModel, cgroup::Cgroup, source::number_list},
+    facts::{PreemptModel, cgroup::Cgroup},
     probes::{
         config::{Details, EventRequest, Filter, Request},
         select::{AllocatorMode, Method},
     },
     strategy::Touch,
-    units,
+    units::{self, Numbers, numbers, seconds},
     window::{By, Grouping, Only},
     workload,
 };
@@ -331,17 +331,6 @@ impl TraceArgs {
     }
 }
 
-/// Numbers of a list such as `0-3,8`.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Numbers(pub Vec<u32>);
-
-fn numbers(text: &str) -> Result<Numbers, String> {
-    let numbers = number_list(text).filter(|numbers| !numbers.is_empty());
-    numbers
-        .map(Numbers)
-        .ok_or_else(|| "not a list of numbers such as 0-3,8".to_owned())
-}
-
 fn sixteenths(text: &str) -> Result<Numbers, String> {
     numbers(text).and_then(|Numbers(list)| {
         if list.iter().all(|number| *number < 16) {
@@ -408,17 +397,6 @@ pub fn usage(what: &str) -> ! {
         .exit()
 }
 
-/// A positive number of seconds, fractions allowed.
-fn seconds(text: &str) -> Result<Duration, String> {
-    let seconds: f64 = text
-        .parse()
-        .map_err(|_| "not a number of seconds".to_owned())?;
-    if seconds < 0.01 {
-        return Err("at least 0.01 seconds".to_owned());
-    }
-    Duration::try_from_secs_f64(seconds).map_err(|error| error.to_string())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -426,13 +404,5 @@ mod tests {
     #[test]
     fn the_command_line_is_consistent() {
         Cli::command().debug_assert();
-    }
-
-    #[test]
-    fn seconds_are_positive_and_finite() {
-        assert_eq!(seconds("1.5"), Ok(Duration::from_millis(1500)));
-        for bad in ["0", "-1", "nan", "inf", "1e300", "1s", ""] {
-            assert!(seconds(bad).is_err(), "{bad}");
-        }
     }
 }

@@ -5,10 +5,10 @@ use std::fmt::Write as _;
 use hugeclear_ebpf::key::{Cause, Outcome, Site};
 use serde::Serialize;
 
-use super::table::{duration, or_dash};
+use super::table::or_dash;
 use crate::{
     facts::PreemptModel,
-    units,
+    units::{self, format_ns},
     window::{Event, EventKind},
 };
 
@@ -73,7 +73,7 @@ fn brief(ns: f64) -> String {
         return "0".to_owned();
     }
     let sign = if ns < 0.0 { "-" } else { "" };
-    format!("{sign}{}", duration(ns.abs()))
+    format!("{sign}{}", format_ns(ns.abs()))
 }
 
 /// The event as one line of JSON.

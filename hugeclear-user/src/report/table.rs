@@ -14,8 +14,9 @@ use tabled::{
 
 use super::{FaultCount, Kind, Report, Summary};
 use crate::{
+    grid::{Column, grid, trimmed},
     probes::tracer::AttachedProbe,
-    units,
+    units::{self, format_ns},
     window::{By, FaultRow, Group, ImpactRow, Losses, Operation, Row, Times},
 };
 
@@ -116,32 +117,6 @@ fn probes_line(probes: &[AttachedProbe]) -> String {
     named.collect::<Vec<_>>().join(", ")
 }
 
-/// A column: its title, and whether it holds words, not numbers.
-type Column = (&'static str, bool);
-
-/// Lays out records below their titles, numbers to the right.
-fn grid(columns: &[Column], records: impl IntoIterator<Item = Vec<String>>) -> String {
-    let mut builder = Builder::default();
-    builder.push_record(columns.iter().map(|(title, _)| *title));
-    for record in records {
-        builder.push_record(record);
-    }
-    let mut table = builder.build();
-    table.with(Style::blank()).with(Padding::new(0, 1, 0, 0));
-    for (index, (_, is_word)) in columns.iter().enumerate() {
-        if !is_word {
-            table.modify(Columns::one(index), Alignment::right());
-        }
-    }
-    trimmed(&table.to_string())
-}
-
-/// Without the spaces at the ends of lines.
-fn trimmed(text: &str) -> String {
-    let lines: Vec<&str> = text.lines().map(str::trim_end).collect();
-    lines.join("\n")
-}
-
 /// What a table shows of the groups of its rows: every key but `site` and `outcome` where those mean
 /// nothing.
 fn keys(by: &BTreeSet<By>, not: By) -> Vec<By> {
@@ -227,11 +202,11 @@ const TIMES: [Column; 7] = [
 ];
 
 fn time_cells(times: &Times) -> [String; 7] {
-    let ns = |ns: u64| duration(ns as f64);
+    let ns = |ns: u64| format_ns(ns as f64);
     [
         times.count.to_string(),
-        duration(times.mean_ns),
-        or_dash(times.stddev_ns.map(duration)),
+        format_ns(times.mean_ns),
+        or_dash(times.stddev_ns.map(format_ns)),
         ns(times.p50_ns),
         ns(times.p90_ns),
         ns(times.p99_ns),
@@ -282,7 +257,7 @@ fn rows(by: &BTreeSet<By>, rows: &[Row], totals: &[Row]) -> String {
             or_dash(row.gb_per_s_on_cpu.map(rate)),
             or_dash(
                 row.longest_run
-                    .map(|run| format!("{}, {}", run.clears, duration(run.ns as f64))),
+                    .map(|run| format!("{}, {}", run.clears, format_ns(run.ns as f64))),
             ),
         ]);
         cells
@@ -412,22 +387,6 @@ fn rate(gb_per_s: f64) -> String {
 /// A part of a whole, in percent.
 fn share(part: f64, whole: u64) -> String {
     format!("{:.1} %", part / whole.max(1) as f64 * 100.0)
-}
-
-/// A duration with its unit, to three or four digits.
-pub(super) fn duration(ns: f64) -> String {
-    let (value, unit) = match ns {
-        ns if ns < 1e3 => (ns, "ns"),
-        ns if ns < 1e6 => (ns / 1e3, "µs"),
-        ns if ns < 1e9 => (ns / 1e6, "ms"),
-        ns => (ns / 1e9, "s"),
-    };
-    let decimals = match value {
-        value if value < 10.0 => 2,
-        value if value < 100.0 => 1,
-        _ => 0,
-    };
-    format!("{value:.decimals$} {unit}")
 }
 
 fn losses_line(losses: &Losses) -> String {
