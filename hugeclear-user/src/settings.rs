@@ -55,6 +55,19 @@ pub struct Saved {
     pub shows: Option<String>,
 }
 
+impl fmt::Display for Saved {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            path,
+            was,
+            wrote,
+            shows,
+        } = self;
+        let is = shows.as_ref().unwrap_or(wrote);
+        write!(f, "{} to `{is}` from `{was}`", path.display())
+    }
+}
+
 /// A setting that a killed run had left changed, and that is back.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Repaired {
