@@ -30,7 +30,8 @@ pub use self::error::Error;
 use self::list::List;
 use crate::facts::source::bracketed;
 
-/// Where the list of changed settings and its lock are. Gone with a reboot, as the settings are.
+/// Where the list of changed settings and its lock are. A reboot resets the settings and, where `/run`
+/// is a tmpfs, as systemd mounts it, this with them.
 const DIR: &str = "/run/hugeclear-trace";
 
 /// A setting and the value it should have.
