@@ -114,10 +114,14 @@ impl Source {
     }
 }
 
-/// The chosen word of a sysfs choice such as `always [madvise] never`.
+/// The chosen word of a choice such as `always [madvise] never`, or `none (voluntary) full` in
+/// debugfs's `sched/preempt`.
 pub(crate) fn bracketed(text: &str) -> Option<&str> {
-    text.split_whitespace()
-        .find_map(|word| word.strip_prefix('[')?.strip_suffix(']'))
+    text.split_whitespace().find_map(|word| {
+        [('[', ']'), ('(', ')')]
+            .into_iter()
+            .find_map(|(open, close)| word.strip_prefix(open)?.strip_suffix(close))
+    })
 }
 
 /// The bytes that the directory name `hugepages-<n>kB` stands for.
@@ -154,6 +158,9 @@ mod tests {
     fn brackets_mark_the_chosen_word() {
         assert_eq!(bracketed("always [madvise] never\n"), Some("madvise"));
         assert_eq!(bracketed("[none] integrity confidentiality"), Some("none"));
+        assert_eq!(bracketed("none (voluntary) full lazy\n"), Some("voluntary"));
+        assert_eq!(bracketed("full (laziest)\n"), Some("laziest"));
+        assert_eq!(bracketed("(none] [never)"), None);
         assert_eq!(bracketed("always never"), None);
         assert_eq!(bracketed(""), None);
     }
