@@ -19,6 +19,7 @@ pub struct Count {
     /// What the value is a number of.
     pub unit: Unit,
     /// Only what happened in user space was counted, because the kernel allows no more; perf marks it `:u`.
+    /// (`task-clock` is all the time on a CPU even then.)
     pub user_only: bool,
     /// The value, or why there is none.
     #[serde(flatten)]
@@ -51,22 +52,16 @@ pub struct Counted {
 }
 
 /// Why a counter has no value.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Missing {
     /// This CPU, virtual machine or kernel cannot count it.
-    #[error("not supported")]
     NotSupported,
-    /// The kernel does not let this user count it.
-    #[error(
-        "not permitted; write 1 to /proc/sys/kernel/perf_event_paranoid, or run with CAP_PERFMON"
-    )]
+    /// The kernel does not let this user count it: `kernel.perf_event_paranoid` is too high and `CAP_PERFMON` is missing.
     NotPermitted,
     /// It never got its turn on the CPU's counters, or no time passed while it was enabled.
-    #[error("not counted")]
     NotCounted,
     /// The kernel refused for another reason, in its words.
-    #[error("{0}")]
     Failed(String),
 }
 

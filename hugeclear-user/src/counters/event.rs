@@ -106,6 +106,30 @@ impl Event {
         }
     }
 
+    /// Whether the CPU counts it, and not the kernel.
+    pub fn is_hardware(self) -> bool {
+        match self {
+            Self::TaskClock | Self::ContextSwitches | Self::CpuMigrations | Self::PageFaults => {
+                false
+            }
+            Self::Cycles
+            | Self::StalledCyclesFrontend
+            | Self::Instructions
+            | Self::Branches
+            | Self::BranchMisses
+            | Self::L1DcacheLoads
+            | Self::L1DcacheLoadMisses
+            | Self::LlcLoads
+            | Self::LlcLoadMisses
+            | Self::L1IcacheLoads
+            | Self::L1IcacheLoadMisses
+            | Self::DtlbLoads
+            | Self::DtlbLoadMisses
+            | Self::ItlbLoads
+            | Self::ItlbLoadMisses => true,
+        }
+    }
+
     /// What its value is a number of.
     pub fn unit(self) -> Unit {
         if self == Self::TaskClock {

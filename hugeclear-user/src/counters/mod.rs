@@ -1,6 +1,7 @@
 //! Performance counters of the threads that do the work: what `perf stat -d -d` counts.
 //!
-//! [`Counters`] is the only part that speaks to the kernel (perf_event_open(2)); [`Counts`] is what it read, plain data.
+//! [`Counters`] is the only part that speaks to the kernel (perf_event_open(2)); [`Counts`] is what it read, plain
+//! data; [`figures()`] and [`Summary`] say what that means, of one run and of several.
 //!
 //! # What is counted
 //! The thread that opened the counters, and all threads and processes that it starts later, and those that they start.
@@ -23,8 +24,14 @@
 
 mod count;
 mod event;
+mod figures;
+#[cfg(test)]
+mod measured;
 mod open;
+mod summary;
 
 pub use count::{Count, Counted, Counts, Missing, Reading, scale};
 pub use event::{Event, Unit};
+pub use figures::{Figure, FigureKind, figures};
 pub use open::Counters;
+pub use summary::{Summary, SummaryRow};

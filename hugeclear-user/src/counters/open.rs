@@ -213,3 +213,312 @@ fn missing(error: &io::Error) -> Missing {
         Some(_) | None => Missing::Failed(error.to_string()),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::{hint::black_box, ops::RangeInclusive, sync::Barrier, thread, time::Duration};
+
+    use nix::{
+        sys::resource::{Usage, UsageWho, getrusage},
+        time::{ClockId, clock_gettime},
+        unistd::{Uid, geteuid},
+    };
+
+    use super::*;
+
+    const NEVER: &str = "software events can be counted wherever the tests run";
+
+    fn value(counts: &Counts, event: Event) -> u64 {
+        counts.value(event).expect(NEVER)
+    }
+
+    /// Of this thread.
+    fn usage() -> Usage {
+        getrusage(UsageWho::RUSAGE_THREAD).unwrap()
+    }
+
+    fn faults(usage: &Usage) -> u64 {
+        (usage.minor_page_faults() + usage.major_page_faults()) as u64
+    }
+
+    fn switches(usage: &Usage) -> u64 {
+        (usage.voluntary_context_switches() + usage.involuntary_context_switches()) as u64
+    }
+
+    fn cpu_time() -> Duration {
+        clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID)
+            .unwrap()
+            .into()
+    }
+
+    /// Keeps the CPU busy; how long this thread has been on a CPU in all.
+    fn spin(time: Duration) -> Duration {
+        let end = cpu_time() + time;
+        while cpu_time() < end {
+            black_box(());
+        }
+        cpu_time()
+    }
+
+    /// Maps so many small pages, touches each and unmaps them.
+    fn touch(pages: usize) {
+        let size = pages * 4096;
+        let mut map = memmap2::MmapMut::map_anon(size).unwrap();
+        map.advise(memmap2::Advice::NoHugePage).ok();
+        for page in map.chunks_mut(4096) {
+            page[0] = 1;
+        }
+    }
+
+    /// The value of a counter while `work` runs, and what the kernel's other account says at least and at most.
+    fn count_of(
+        event: Event,
+        account: fn(&Usage) -> u64,
+        counters: &mut Counters,
+        work: impl FnOnce(),
+    ) -> (u64, RangeInclusive<u64>) {
+        let outer = account(&usage());
+        counters.enable();
+        let inner = account(&usage());
+        work();
+        let inner = account(&usage()) - inner;
+        counters.disable();
+        let outer = account(&usage()) - outer;
+        (value(&counters.read(), event), inner..=outer)
+    }
+
+    #[test]
+    fn numbers_are_those_of_the_kernel() {
+        const SOFTWARE: u32 = 1;
+        const HARDWARE: u32 = 0;
+        const CACHE: u32 = 3;
+        // perf_event_open(2): for a cache, id | operation << 8 | result << 16.
+        for (name, kind, config) in [
+            ("task-clock", SOFTWARE, 1),
+            ("context-switches", SOFTWARE, 3),
+            ("cpu-migrations", SOFTWARE, 4),
+            ("page-faults", SOFTWARE, 2),
+            ("cycles", HARDWARE, 0),
+            ("stalled-cycles-frontend", HARDWARE, 7),
+            ("instructions", HARDWARE, 1),
+            ("branches", HARDWARE, 4),
+            ("branch-misses", HARDWARE, 5),
+            ("L1-dcache-loads", CACHE, 0x00000),
+            ("L1-dcache-load-misses", CACHE, 0x10000),
+            ("L1-icache-loads", CACHE, 0x00001),
+            ("L1-icache-load-misses", CACHE, 0x10001),
+            ("LLC-loads", CACHE, 0x00002),
+            ("LLC-load-misses", CACHE, 0x10002),
+            ("dTLB-loads", CACHE, 0x00003),
+            ("dTLB-load-misses", CACHE, 0x10003),
+            ("iTLB-loads", CACHE, 0x00004),
+            ("iTLB-load-misses", CACHE, 0x10004),
+        ] {
+            let event = Event::try_from(name.to_owned()).unwrap();
+            let builder = builder(event);
+            let attrs = builder.attrs();
+            assert_eq!((attrs.type_, attrs.config), (kind, config), "{name}");
+            assert_eq!(event.is_hardware(), kind != SOFTWARE, "{name}");
+        }
+    }
+
+    #[test]
+    fn every_event_has_a_value_or_a_reason() {
+        let mut counters = Counters::open(&Event::ALL);
+        counters.enable();
+        spin(Duration::from_millis(20));
+        counters.disable();
+        let counts = counters.read();
+        let events: Vec<Event> = counts.rows.iter().map(|row| row.event).collect();
+        assert_eq!(events, Event::ALL);
+        for row in &counts.rows {
+            match &row.reading {
+                Reading::Counted(counted) => assert!(counted.running_ns > 0, "{row:?}"),
+                Reading::Missing(Missing::Failed(_)) => panic!("{row:?}"),
+                Reading::Missing(why) => assert!(
+                    row.event.is_hardware() || *why == Missing::NotPermitted,
+                    "{row:?}"
+                ),
+            }
+        }
+    }
+
+    #[test]
+    fn what_the_kernel_refuses_is_told_apart() {
+        let of = |errno: Errno| missing(&io::Error::from_raw_os_error(errno as i32));
+        assert_eq!(of(Errno::ENOENT), Missing::NotSupported);
+        assert_eq!(of(Errno::EOPNOTSUPP), Missing::NotSupported);
+        assert_eq!(of(Errno::EACCES), Missing::NotPermitted);
+        assert_eq!(of(Errno::EPERM), Missing::NotPermitted);
+        assert_eq!(
+            of(Errno::EMFILE),
+            Missing::Failed("Too many open files (os error 24)".to_owned())
+        );
+    }
+
+    #[test]
+    fn threads_are_counted_while_they_live_and_after() {
+        const TIME: Duration = Duration::from_millis(60);
+        let mut counters = Counters::open(&[Event::TaskClock]);
+        counters.enable();
+        let barrier = Barrier::new(3);
+        let before = cpu_time();
+        let (living, known) = thread::scope(|scope| {
+            let spinners = [(); 2].map(|()| {
+                scope.spawn(|| {
+                    let spun = spin(TIME);
+                    barrier.wait();
+                    barrier.wait();
+                    spun
+                })
+            });
+            barrier.wait();
+            let living = value(&counters.read(), Event::TaskClock);
+            barrier.wait();
+            let spun: Duration = spinners.map(|spinner| spinner.join().unwrap()).iter().sum();
+            (living, spun + (cpu_time() - before))
+        });
+        counters.disable();
+        let ended = value(&counters.read(), Event::TaskClock);
+        assert!(living <= ended, "{living} {ended}");
+        // A quarter is room for time stolen by the hypervisor, which the two clocks do not agree on; missing one of the
+        // threads would be a half.
+        let known = known.as_nanos() as f64;
+        for counted in [living, ended] {
+            let ratio = counted as f64 / known;
+            assert!((0.75..1.25).contains(&ratio), "{counted} of {known} ns");
+        }
+    }
+
+    #[test]
+    fn threads_that_were_there_are_not_counted() {
+        let barrier = Barrier::new(2);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                barrier.wait();
+                touch(500);
+                barrier.wait();
+            });
+            let mut counters = Counters::open(&[Event::PageFaults]);
+            counters.enable();
+            barrier.wait();
+            barrier.wait();
+            counters.disable();
+            assert!(value(&counters.read(), Event::PageFaults) < 500);
+        });
+    }
+
+    #[test]
+    fn context_switches_are_those_of_getrusage() {
+        let mut counters = Counters::open(&[Event::ContextSwitches]);
+        let (counted, account) = count_of(Event::ContextSwitches, switches, &mut counters, || {
+            for _ in 0..20 {
+                thread::sleep(Duration::from_micros(100));
+            }
+        });
+        assert!(account.contains(&counted), "{counted} {account:?}");
+        assert!(*account.start() >= 20, "{account:?}");
+    }
+
+    #[test]
+    fn page_faults_are_those_of_getrusage_and_begin_anew() {
+        let mut counters = Counters::open(&[Event::PageFaults]);
+        for pages in [1000, 300] {
+            let (counted, account) =
+                count_of(Event::PageFaults, faults, &mut counters, || touch(pages));
+            assert!(account.contains(&counted), "{counted} {account:?}");
+            // What else faults is the stack and code of this test, for the first time.
+            assert!(
+                (pages as u64..pages as u64 + 100).contains(&counted),
+                "{counted}"
+            );
+            counters.reset();
+        }
+        assert_eq!(
+            counters.read().value(Event::PageFaults),
+            None,
+            "no time has passed"
+        );
+    }
+
+    #[test]
+    fn a_new_run_is_without_the_threads_that_ended_before() {
+        let mut counters = Counters::open(&[Event::PageFaults]);
+        let mut run = |pages| {
+            counters.reset();
+            counters.enable();
+            thread::scope(|scope| {
+                scope.spawn(|| touch(pages));
+            });
+            counters.disable();
+            value(&counters.read(), Event::PageFaults)
+        };
+        let (first, second) = (run(3000), run(10));
+        assert!(first >= 3000, "{first}");
+        assert!((10..3000).contains(&second), "{second}");
+    }
+
+    #[test]
+    fn a_child_process_counts_to_the_page() {
+        let mut counters = Counters::open(&[Event::PageFaults]);
+        let mut child_faults = 0;
+        let (counted, account) = count_of(Event::PageFaults, faults, &mut counters, || {
+            child_faults = faults_of_child(500);
+        });
+        assert!(child_faults >= 500, "{child_faults}");
+        let all = account.start() + child_faults..=account.end() + child_faults;
+        assert!(all.contains(&counted), "{counted} {all:?}");
+    }
+
+    /// Faults of a child process that touches so many small pages, as wait4 tells them.
+    fn faults_of_child(pages: usize) -> u64 {
+        // SAFETY: the child only maps memory, touches it and exits, without the allocator's locks.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            touch(pages);
+            // SAFETY: ends the child without running what the parent wants to run at its exit.
+            unsafe { libc::_exit(0) };
+        }
+        assert!(child > 0, "{}", io::Error::last_os_error());
+        // SAFETY: all-zero is a valid rusage, which is integers.
+        let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
+        // SAFETY: waits for our own child; both pointers are null or to a live object.
+        let waited = unsafe { libc::wait4(child, std::ptr::null_mut(), 0, &raw mut usage) };
+        assert_eq!(waited, child);
+        (usage.ru_minflt + usage.ru_majflt) as u64
+    }
+
+    #[test]
+    fn without_privileges_user_space_is_counted_or_nothing() {
+        let paranoid = std::fs::read_to_string("/proc/sys/kernel/perf_event_paranoid").unwrap();
+        let paranoid: i32 = paranoid.trim().parse().unwrap();
+        let counts = thread::spawn(|| {
+            if geteuid().is_root() {
+                give_up_root();
+            }
+            let mut counters = Counters::open(&[Event::PageFaults, Event::ContextSwitches]);
+            counters.enable();
+            touch(100);
+            counters.disable();
+            counters.read()
+        })
+        .join()
+        .unwrap();
+        let [faults, switches] = &counts.rows[..] else {
+            panic!("{counts:?}");
+        };
+        let refused = Reading::Missing(Missing::NotPermitted);
+        // perf_event_paranoid above 2 is a patch of Debian and Ubuntu: nothing at all.
+        assert_eq!(faults.reading == refused, paranoid > 2, "{faults:?}");
+        assert_eq!(faults.user_only, paranoid == 2, "{faults:?}");
+        assert_eq!(switches.reading == refused, paranoid >= 2, "{switches:?}");
+    }
+
+    /// For this thread alone.
+    fn give_up_root() {
+        let nobody = Uid::from_raw(65534).as_raw();
+        // SAFETY: without pointers; the raw call, because that of the C library changes all threads.
+        let done = unsafe { libc::syscall(libc::SYS_setresuid, nobody, nobody, nobody) };
+        assert_eq!(done, 0, "{}", io::Error::last_os_error());
+    }
+}
