@@ -6,6 +6,7 @@ pub mod cli;
 pub mod counters;
 pub mod facts;
 mod grid;
+pub mod lab;
 pub mod notes;
 pub mod probes;
 pub mod report;

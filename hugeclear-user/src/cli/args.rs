@@ -8,6 +8,7 @@ use hugeclear_ebpf::key::{Cause, Outcome, Site};
 
 use crate::{
     facts::{PreemptModel, cgroup::Cgroup},
+    lab,
     probes::{
         config::{Details, EventRequest, Filter, Request},
         select::{AllocatorMode, Method},
@@ -66,6 +67,8 @@ pub enum Command {
     Doctor(DoctorArgs),
     /// Cause huge-page faults, and report how many
     Workload(workload::Args),
+    /// Measure in user space what the order and the instructions of clearing cost, without root
+    Lab(lab::Args),
 }
 
 /// Options of `doctor`.

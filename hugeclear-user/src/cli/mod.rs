@@ -2,6 +2,7 @@
 
 pub mod args;
 pub mod doctor;
+pub mod lab;
 mod output;
 mod session;
 pub mod trace;
@@ -22,5 +23,6 @@ pub fn run(cli: Cli) -> Result<ExitCode> {
         None => trace::run(&cli.trace),
         Some(Command::Doctor(args)) => doctor::run(&args),
         Some(Command::Workload(args)) => workload::main(&args),
+        Some(Command::Lab(args)) => lab::main(&args),
     }
 }

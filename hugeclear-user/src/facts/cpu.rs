@@ -51,7 +51,7 @@ impl Cpu {
         self.flags.iter().any(|f| f == flag)
     }
 
-    pub(super) fn read(source: &mut Source) -> Self {
+    pub(crate) fn read(source: &mut Source) -> Self {
         let cpuinfo = source.text("proc/cpuinfo").unwrap_or_default();
         let field = |name: &str| {
             cpuinfo.lines().find_map(|line| {

@@ -77,7 +77,7 @@ impl Touch {
     }
 
     /// The number of the sub-page in a page of `pages`.
-    fn sub_page(self, pages: u64) -> Result<u64, String> {
+    pub(crate) fn sub_page(self, pages: u64) -> Result<u64, String> {
         match self {
             Self::First => Ok(0),
             Self::Middle => Ok(pages / 2),

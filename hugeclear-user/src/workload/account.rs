@@ -123,7 +123,7 @@ pub(super) fn minor_faults() -> u64 {
 }
 
 /// Bytes that fields of `/proc/self/smaps` give together for the mappings that begin within `addresses`.
-pub(super) fn smaps_bytes(addresses: &Range<usize>, fields: &[&str]) -> Result<Option<u64>, Error> {
+pub(crate) fn smaps_bytes(addresses: &Range<usize>, fields: &[&str]) -> Result<Option<u64>, Error> {
     let smaps = read("/proc/self/smaps")?;
     Ok(fields
         .iter()

@@ -70,7 +70,7 @@ impl Mapping {
     }
 
     /// Private anonymous memory that never gets huge pages, whatever the settings.
-    pub(super) fn plain(bytes: NonZeroUsize) -> Result<Self, Error> {
+    pub(crate) fn plain(bytes: NonZeroUsize) -> Result<Self, Error> {
         Self::map(bytes, MapFlags::MAP_PRIVATE | MapFlags::MAP_NORESERVE, "")?.without_huge_pages()
     }
 
@@ -116,7 +116,7 @@ impl Mapping {
     }
 
     /// Its addresses.
-    pub(super) fn addresses(&self) -> Range<usize> {
+    pub(crate) fn addresses(&self) -> Range<usize> {
         self.address()..self.address() + self.bytes.get()
     }
 

@@ -8,19 +8,19 @@
 //! Their heap and their stacks stay below one huge page, and their buffers are out of reach of huge pages,
 //! so that with THP `always` they fault no huge page but those they mean to.
 
-mod account;
+pub(crate) mod account;
 mod area;
 mod args;
 mod child;
 mod error;
 mod machine;
 pub(crate) mod memory;
-mod place;
+pub(crate) mod place;
 mod plan;
 mod pressure;
 mod report;
 mod run;
-mod signals;
+pub(crate) mod signals;
 
 pub use args::{Args, Bench, Kind, PopulateBy, Retouch, Touch, ZeroMapping};
 pub use error::Error;

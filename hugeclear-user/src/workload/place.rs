@@ -8,7 +8,7 @@ use super::Error;
 ///
 /// By libc: `nix::sched::CpuSet` ends at CPU 1023, and with more possible CPUs the kernel refuses to
 /// fill one.
-pub(super) fn run_on(cpus: &[u32]) -> Result<(), Error> {
+pub(crate) fn run_on(cpus: &[u32]) -> Result<(), Error> {
     if cpus.is_empty() {
         return Ok(());
     }

@@ -17,13 +17,13 @@ const SIGNALS: [i32; 4] = [
 
 /// Notes signals while it lives.
 #[derive(Debug)]
-pub(super) struct Signals {
+pub(crate) struct Signals {
     seen: Arc<AtomicUsize>,
     ids: Vec<SigId>,
 }
 
 impl Signals {
-    pub(super) fn catch() -> std::io::Result<Self> {
+    pub(crate) fn catch() -> std::io::Result<Self> {
         let mut this = Self {
             seen: Arc::default(),
             ids: Vec::new(),
@@ -40,7 +40,7 @@ impl Signals {
     }
 
     /// The last signal that came, if one did.
-    pub(super) fn seen(&self) -> Option<i32> {
+    pub(crate) fn seen(&self) -> Option<i32> {
         let number = self.seen.load(Ordering::Relaxed);
         (number != 0).then(|| i32::try_from(number).ok())?
     }
