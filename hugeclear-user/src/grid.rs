@@ -6,10 +6,13 @@ use tabled::{
 };
 
 /// A column: its title, and whether it holds words, not numbers.
-pub(crate) type Column = (&'static str, bool);
+pub(crate) type Column<'a> = (&'a str, bool);
 
 /// Lays out records below their titles, numbers to the right.
-pub(crate) fn grid(columns: &[Column], records: impl IntoIterator<Item = Vec<String>>) -> String {
+pub(crate) fn grid(
+    columns: &[Column<'_>],
+    records: impl IntoIterator<Item = Vec<String>>,
+) -> String {
     let mut builder = Builder::default();
     builder.push_record(columns.iter().map(|(title, _)| *title));
     for record in records {

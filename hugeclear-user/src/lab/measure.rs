@@ -154,14 +154,14 @@ fn measure(
             }
             progress.inc(of.bytes as u64);
         }
+        region.dirty();
+        region.read(around[distance].clone());
+        let just_read = region.read(around[distance].clone());
         region.flush();
-        let (first, second) = (
-            region.read(around[distance].clone()),
-            region.read(around[distance].clone()),
-        );
+        let flushed = region.read(around[distance].clone());
         if counts {
-            cold[distance].push(nanoseconds(first));
-            hot[distance].push(nanoseconds(second));
+            hot[distance].push(nanoseconds(just_read));
+            cold[distance].push(nanoseconds(flushed));
         }
     }
 

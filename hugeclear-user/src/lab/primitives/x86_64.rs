@@ -1,8 +1,8 @@
 //! x86_64. Arguments come in `rdi` and `rsi`, the direction flag is clear (System V ABI).
 
 use std::arch::{
-    is_x86_feature_detected, naked_asm,
-    x86_64::{__cpuid, _mm_clflush, _mm_mfence},
+    asm, is_x86_feature_detected, naked_asm,
+    x86_64::{__cpuid, __cpuid_count, _mm_clflush, _mm_mfence},
 };
 
 use super::{Primitive, memset, never_missing};
@@ -205,9 +205,18 @@ unsafe extern "C" fn clzero(start: *mut u8, bytes: usize) {
 /// # Safety
 /// The range must be mapped.
 pub(in super::super) unsafe fn flush(start: *const u8, bytes: usize) {
+    let has_clflushopt = __cpuid(0).eax >= 7 && __cpuid_count(7, 0).ebx & 1 << 23 != 0;
     for offset in (0..bytes).step_by(LINE_BYTES) {
-        // SAFETY: inside the range.
-        unsafe { _mm_clflush(start.add(offset)) };
+        // SAFETY: inside the range, and the processor has it.
+        unsafe {
+            let line = start.add(offset);
+            if has_clflushopt {
+                // Unlike clflush it does not wait for the one before.
+                asm!("clflushopt byte ptr [{}]", in(reg) line, options(nostack));
+            } else {
+                _mm_clflush(line);
+            }
+        }
     }
     // SAFETY: a fence, after which the lines are out.
     unsafe { _mm_mfence() };
@@ -215,91 +224,85 @@ pub(in super::super) unsafe fn flush(start: *const u8, bytes: usize) {
 
 #[cfg(test)]
 mod tests {
-    use iced_x86::{Code, Decoder, DecoderOptions, FlowControl, Instruction, Mnemonic, Register};
+    use iced_x86::{Code, Decoder, DecoderOptions, Instruction, Mnemonic, OpKind, Register};
+    use object::{Object as _, ObjectSymbol as _};
 
     use super::*;
 
-    /// Instructions from the function's first to its `ret`, or to a jump out of it.
-    fn decode(function: usize) -> Vec<Instruction> {
+    /// Instructions from an address on.
+    fn code_at(address: usize) -> impl Iterator<Item = Instruction> {
+        // More than any function here has.
         const MOST_BYTES: usize = 256;
-        // SAFETY: machine code of this program. That it goes on for so long after the function is true
-        // of a text section that ends with the C library's.
-        let code = unsafe { std::slice::from_raw_parts(function as *const u8, MOST_BYTES) };
-        let mut instructions = Vec::new();
-        for instruction in Decoder::with_ip(64, code, function as u64, DecoderOptions::AMD) {
-            assert!(!instruction.is_invalid(), "{instructions:?}");
-            instructions.push(instruction);
-            let leaves = match instruction.flow_control() {
-                FlowControl::Return | FlowControl::IndirectBranch => true,
-                FlowControl::UnconditionalBranch => !(function..function + MOST_BYTES)
-                    .contains(&(instruction.near_branch_target() as usize)),
-                _ => false,
-            };
-            if leaves {
-                return instructions;
-            }
-        }
-        panic!("the function does not end: {instructions:?}");
+        // SAFETY: machine code of this program. That it goes on for so long is true of a text section
+        // that ends with the C library's.
+        let code = unsafe { std::slice::from_raw_parts(address as *const u8, MOST_BYTES) };
+        // AMD's decoder options know clzero.
+        Decoder::with_ip(64, code, address as u64, DecoderOptions::AMD).into_iter()
     }
 
-    fn code_of(name: &str) -> Vec<Instruction> {
+    fn function(name: &str) -> usize {
         let primitive = PRIMITIVES.iter().find(|primitive| primitive.name == name);
-        decode(primitive.expect("it is in the table").clear as usize)
+        primitive.expect("it is in the table").clear as usize
     }
 
-    /// Bytes that an instruction stores, if it stores.
-    fn stored_bytes(instruction: &Instruction) -> Option<usize> {
-        match instruction.mnemonic() {
-            // Its memory operand is implied.
-            Mnemonic::Clzero => Some(LINE_BYTES),
-            _ if instruction.op_count() > 0
-                && instruction.op0_kind() == iced_x86::OpKind::Memory =>
-            {
-                Some(instruction.memory_size().size())
-            }
-            _ => None,
-        }
+    /// The instructions of a function up to its `ret`.
+    fn code_of(name: &str) -> Vec<Instruction> {
+        let mut returned = false;
+        let code: Vec<Instruction> = code_at(function(name))
+            .take_while(|instruction| {
+                !std::mem::replace(&mut returned, instruction.mnemonic() == Mnemonic::Ret)
+            })
+            .collect();
+        assert!(returned && code.iter().all(|i| !i.is_invalid()), "{code:?}");
+        code
+    }
+
+    fn stores(instruction: &Instruction) -> bool {
+        let to = instruction.op0_kind();
+        // The memory operand of clzero is implied.
+        matches!(to, OpKind::Memory | OpKind::MemoryESRDI)
+            || instruction.mnemonic() == Mnemonic::Clzero
     }
 
     #[test]
     fn loops_store_as_their_names_say() {
-        for (name, mnemonic, store_bytes, is_fenced) in [
-            ("avx2", Mnemonic::Vmovdqa, 32, false),
-            ("avx512", Mnemonic::Vmovdqa64, 64, false),
-            ("movnti", Mnemonic::Movnti, 8, true),
-            ("nt-avx2", Mnemonic::Vmovntdq, 32, true),
-            ("nt-avx512", Mnemonic::Vmovntdq, 64, true),
-            ("clzero", Mnemonic::Clzero, LINE_BYTES, true),
+        for (name, code, store_bytes, is_fenced) in [
+            ("avx2", Code::VEX_Vmovdqa_ymmm256_ymm, 32, false),
+            ("avx512", Code::EVEX_Vmovdqa64_zmmm512_k1z_zmm, 64, false),
+            ("movnti", Code::Movnti_m64_r64, 8, true),
+            ("nt-avx2", Code::VEX_Vmovntdq_m256_ymm, 32, true),
+            ("nt-avx512", Code::EVEX_Vmovntdq_m512_zmm, 64, true),
+            ("clzero", Code::Clzeroq, LINE_BYTES as u64, true),
         ] {
-            let code = code_of(name);
-            let jump = code
+            let instructions = code_of(name);
+            let jump = instructions
                 .iter()
                 .position(|i| i.mnemonic() == Mnemonic::Jne)
                 .unwrap_or_else(|| panic!("{name} has no loop"));
-            let target = code[jump].near_branch_target();
-            let start = code.iter().position(|i| i.ip() == target).unwrap();
-            let (body, after) = (&code[start..jump], &code[jump + 1..]);
+            let target = instructions[jump].near_branch_target();
+            let start = instructions.iter().position(|i| i.ip() == target).unwrap();
+            let body = &instructions[start..jump];
+            let (before, after) = (&instructions[..start], &instructions[jump + 1..]);
 
-            let stores: Vec<&Instruction> =
-                body.iter().filter(|i| stored_bytes(i).is_some()).collect();
-            assert!(!stores.is_empty(), "{name} stores nothing");
-            let mut next = 0;
-            for store in &stores {
-                assert_eq!(store.mnemonic(), mnemonic, "{name}");
-                assert_eq!(stored_bytes(store), Some(store_bytes), "{name}");
-                if mnemonic != Mnemonic::Clzero {
+            let mut stored = 0;
+            for store in body.iter().filter(|i| stores(i)) {
+                assert_eq!(store.code(), code, "{name}");
+                if code != Code::Clzeroq {
                     assert_eq!(store.memory_base(), Register::RDI, "{name}");
-                    assert_eq!(store.memory_displacement64(), next, "{name}");
+                    assert_eq!(store.memory_displacement64(), stored, "{name}");
                 }
-                next += store_bytes as u64;
+                stored += store_bytes;
             }
             // What is stored is what the address grows by, and what the count shrinks by.
             let step = |mnemonic| {
                 let found = body.iter().find(|i| i.mnemonic() == mnemonic);
                 found.expect("the loop counts").immediate(1)
             };
-            assert_eq!(step(Mnemonic::Add), next, "{name}");
-            assert_eq!(step(Mnemonic::Sub), next, "{name}");
+            assert!(stored > 0, "{name}");
+            assert_eq!(step(Mnemonic::Add), stored, "{name}");
+            assert_eq!(step(Mnemonic::Sub), stored, "{name}");
+            // And nothing is stored outside the loop.
+            assert!(!before.iter().chain(after).any(stores), "{name}");
             let has_fence = after.iter().any(|i| i.mnemonic() == Mnemonic::Sfence);
             assert_eq!(has_fence, is_fenced, "{name}");
         }
@@ -307,91 +310,59 @@ mod tests {
 
     #[test]
     fn string_stores_are_repeated() {
-        for (name, code, unit_bytes) in [
-            ("rep-stosb", Code::Stosb_m8_AL, 1),
-            ("rep-stosq", Code::Stosq_m64_RAX, 8),
+        for (name, code) in [
+            ("rep-stosb", Code::Stosb_m8_AL),
+            ("rep-stosq", Code::Stosq_m64_RAX),
         ] {
             let instructions = code_of(name);
-            let stores: Vec<&Instruction> = instructions
-                .iter()
-                .filter(|i| stored_bytes(i).is_some())
-                .collect();
-            assert_eq!(stores.len(), 1, "{name}");
-            assert_eq!(stores[0].code(), code, "{name}");
-            assert!(stores[0].has_rep_prefix(), "{name}");
-            assert_eq!(stored_bytes(stores[0]), Some(unit_bytes), "{name}");
+            let found: Vec<&Instruction> = instructions.iter().filter(|i| stores(i)).collect();
+            assert_eq!(found.len(), 1, "{name}");
+            assert_eq!(found[0].code(), code, "{name}");
+            assert!(found[0].has_rep_prefix(), "{name}");
         }
     }
 
     #[test]
     fn memset_is_the_c_library_s() {
-        let instructions = code_of("memset");
-        assert!(
-            !instructions.iter().any(|i| i.has_rep_prefix()),
-            "inlined: {instructions:?}"
-        );
-        let call = instructions
-            .iter()
-            .find(|i| match i.flow_control() {
-                FlowControl::Call | FlowControl::IndirectCall | FlowControl::IndirectBranch => true,
-                // The tail call of an optimised build.
-                FlowControl::UnconditionalBranch => i.ip() == instructions.last().unwrap().ip(),
-                _ => false,
-            })
+        // A call, or in an optimised build a jump; of an inlined one there would be neither.
+        let leaves = |i: &Instruction| matches!(i.mnemonic(), Mnemonic::Call | Mnemonic::Jmp);
+        let call = code_at(function("memset"))
+            .take_while(|i| i.mnemonic() != Mnemonic::Ret)
+            .find(leaves)
             .expect("it calls");
-        let mut target = target_of(call);
-        // Through the table of functions that are chosen at the start of the program.
-        while let [.., jump] = &decode_stub(target)[..] {
-            target = target_of(jump);
+        let mut target = target_of(&call);
+        // Through the stub of a function that is chosen when the program starts.
+        while let Some(jump) = code_at(target)
+            .find(|i| i.mnemonic() != Mnemonic::Endbr64)
+            .filter(|i| i.mnemonic() == Mnemonic::Jmp)
+        {
+            target = target_of(&jump);
         }
-        let symbol = symbol_at(target);
-        assert!(symbol.contains("memset"), "{symbol}");
+        let symbols = symbols_at(target);
+        assert!(symbols.contains("memset"), "`{symbols}`");
     }
 
-    /// Where a call or jump goes.
-    fn target_of(branch: &Instruction) -> u64 {
+    /// Where a call or a jump goes.
+    fn target_of(branch: &Instruction) -> usize {
         if branch.is_ip_rel_memory_operand() {
-            // SAFETY: a slot of this program's table of addresses.
-            unsafe { *(branch.ip_rel_memory_address() as *const u64) }
+            // SAFETY: an entry of this program's table of addresses.
+            unsafe { *(branch.ip_rel_memory_address() as *const usize) }
         } else {
-            branch.near_branch_target()
+            branch.near_branch_target() as usize
         }
     }
 
-    /// The instructions of a stub, which does nothing but jump through memory; none of a function.
-    fn decode_stub(function: u64) -> Vec<Instruction> {
-        const MOST_BYTES: usize = 16;
-        // SAFETY: machine code of this program.
-        let code = unsafe { std::slice::from_raw_parts(function as *const u8, MOST_BYTES) };
-        let instructions: Vec<Instruction> =
-            Decoder::with_ip(64, code, function, DecoderOptions::NONE)
-                .into_iter()
-                .take(2)
-                .collect();
-        let is_jump = |i: &Instruction| {
-            i.flow_control() == FlowControl::IndirectBranch && i.is_ip_rel_memory_operand()
-        };
-        match &instructions[..] {
-            [jump, _] if is_jump(jump) => vec![*jump],
-            [mark, jump] if mark.mnemonic() == Mnemonic::Endbr64 && is_jump(jump) => {
-                instructions.clone()
-            }
-            _ => Vec::new(),
-        }
-    }
-
-    /// Names of what this program's symbol table has at an address.
-    fn symbol_at(address: u64) -> String {
-        use object::{Object as _, ObjectSymbol as _};
+    /// What this program's symbol table calls an address.
+    fn symbols_at(address: usize) -> String {
         let file = std::fs::read("/proc/self/exe").unwrap();
         let elf = object::File::parse(&*file).unwrap();
-        // SAFETY: reads a number of the process.
+        // SAFETY: reads a number that the kernel gave the process.
         let entry = unsafe { libc::getauxval(libc::AT_ENTRY) };
         // The program was moved by as much as its entry was.
-        let address = address - (entry - elf.entry());
+        let address = address as u64 - (entry - elf.entry());
         elf.symbols()
             .filter(|symbol| symbol.address() == address)
-            .filter_map(|symbol| Some(symbol.name().ok()?.to_owned()))
+            .filter_map(|symbol| symbol.name().ok().map(str::to_owned))
             .collect::<Vec<_>>()
             .join(", ")
     }
