@@ -6,11 +6,11 @@ use tabled::{
 };
 
 /// A column: its title, and whether it holds words, not numbers.
-pub(crate) type Column<'a> = (&'a str, bool);
+pub(crate) type Column = (&'static str, bool);
 
 /// Lays out records below their titles, numbers to the right.
 pub(crate) fn grid(
-    columns: &[Column<'_>],
+    columns: &[(&str, bool)],
     records: impl IntoIterator<Item = Vec<String>>,
 ) -> String {
     let mut builder = Builder::default();

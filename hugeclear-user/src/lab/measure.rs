@@ -12,6 +12,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use super::{
     Backing, Error, Machine, Plan, Primitive, Strategy,
     machine::Disturbances,
+    noise::OUTLIER_DEVIATIONS,
     plan::RegionPlan,
     region::Region,
     report::{self, Cell, Heat, Missing, Report},
@@ -261,8 +262,8 @@ fn notes(report: &Report) -> Vec<Note> {
             notes.push(Note::new(
                 "not_huge",
                 format!(
-                    "of the region of {size} only {} are huge pages: THP are off or free memory is \
-                     fragmented; the times hold more TLB misses than a kernel's",
+                    "only {} of the {size} are huge pages: THP are off, or free memory is fragmented; \
+                     TLB misses are in the times that a kernel does not have",
                     format_bytes(huge_bytes)
                 ),
             ));
@@ -270,11 +271,13 @@ fn notes(report: &Report) -> Vec<Note> {
         let outliers: usize = region.cells.iter().map(|cell| cell.outliers).sum();
         let times: usize = region.cells.iter().map(|cell| cell.clear_ns.len()).sum();
         if outliers > 0 {
-            notes.push(Note::new("outliers", format!(
-                "{outliers} of {times} clears of {size} are outliers (more than 10 robust standard \
-                 deviations from the median of their cell); they are in the mean and the sd: \
-                 was the machine busy?"
-            )));
+            notes.push(Note::new(
+                "outliers",
+                format!(
+                    "{outliers} of {times} clears of {size} are outliers, more than \
+                     {OUTLIER_DEVIATIONS} robust sd from their cell's median; they are in mean and sd"
+                ),
+            ));
         }
     }
     notes

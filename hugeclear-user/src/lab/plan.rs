@@ -225,3 +225,191 @@ fn pool(machine: &Machine, size_bytes: u64) -> Result<u64, Error> {
             }
         })
 }
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+    use crate::{
+        facts::{Cpu, HugetlbPool},
+        lab::Cache,
+    };
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        args: Args,
+    }
+
+    fn machine() -> Machine {
+        let pool = |page_size_bytes, total_pages, free_pages| HugetlbPool {
+            page_size_bytes,
+            total_pages,
+            free_pages,
+            reserved_pages: 0,
+            surplus_pages: 0,
+            overcommit_pages: None,
+        };
+        Machine {
+            release: None,
+            cpu: Cpu {
+                model: None,
+                vendor: None,
+                flags: Vec::new(),
+                online: vec![0, 1],
+                possible: Some(2),
+            },
+            current_cpu: 1,
+            online: vec![0, 1],
+            caches: vec![Cache {
+                level: 1,
+                bytes: 48 << 10,
+            }],
+            available_bytes: Some(8 << 30),
+            pmd_bytes: Some(2 << 20),
+            hugetlb: vec![pool(2 << 20, 10, 4), pool(1 << 30, 1, 1)],
+            hugetlb_default_bytes: Some(2 << 20),
+        }
+    }
+
+    fn args(line: &str) -> Args {
+        let words = ["lab"].into_iter().chain(line.split_whitespace());
+        Line::try_parse_from(words)
+            .unwrap_or_else(|error| panic!("{line}: {error}"))
+            .args
+    }
+
+    fn check(line: &str) -> Result<Plan, Error> {
+        Plan::check(&args(line), &machine())
+    }
+
+    fn names(line: &str) -> Vec<String> {
+        let plan = check(line).unwrap();
+        let strategies = plan.regions[0].strategies.iter();
+        strategies.map(ToString::to_string).collect()
+    }
+
+    #[test]
+    fn by_default_all_is_measured() {
+        let plan = check("").unwrap();
+        assert_eq!((plan.cpu, plan.regions.len()), (1, 1));
+        assert_eq!(
+            plan.primitives.len() + plan.missing.len(),
+            Primitive::all().len()
+        );
+        let region = &plan.regions[0];
+        assert_eq!(
+            (region.bytes, region.hint, region.repeat),
+            (2 << 20, 256, 100)
+        );
+        assert_eq!(
+            names(""),
+            [
+                "one-shot",
+                "forward",
+                "reverse",
+                "converging",
+                "two-pass 48K",
+                "chunked 32K",
+                "chunked 256K",
+                "ranges"
+            ]
+        );
+    }
+
+    #[test]
+    fn options_choose() {
+        assert_eq!(names("--strategy ranges,one-shot"), ["ranges", "one-shot"]);
+        assert_eq!(
+            names("--strategy chunked --chunk 4K,1M,4M"),
+            ["chunked 4K", "chunked 1M"]
+        );
+        assert_eq!(
+            names("--strategy two-pass --two-pass-offset 0"),
+            ["two-pass 0"]
+        );
+        let plan = check("--primitive memset --size 64K,1G --touch last --cpu 0").unwrap();
+        assert_eq!(
+            (plan.primitives.len(), plan.missing.len(), plan.cpu),
+            (1, 0, 0)
+        );
+        let regions = plan.regions.iter().map(|of| (of.bytes, of.hint, of.repeat));
+        assert!(regions.eq([(64 << 10, 15, 100), (1 << 30, (1 << 18) - 1, 10)]));
+        assert_eq!(check("--size 64M").unwrap().regions[0].repeat, 64);
+    }
+
+    #[test]
+    fn pools_are_used_by_what_they_have() {
+        let pool = |size: &str| {
+            check(&format!("--backing hugetlb --size {size}"))
+                .map(|plan| plan.regions[0].hugetlb_bytes)
+        };
+        assert_eq!(pool("8M").unwrap(), Some(2 << 20));
+        assert_eq!(pool("64K").unwrap(), Some(2 << 20));
+        assert_eq!(pool("1G").unwrap(), Some(1 << 30));
+        assert_eq!(
+            pool("10M").unwrap_err().to_string(),
+            "--backing hugetlb: the pool of `2M` pages has 4 to spare, 5 are needed; write 11 to \
+             /sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages, or use --backing thp"
+        );
+    }
+
+    #[test]
+    fn what_cannot_be_is_said_in_one_line() {
+        for (line, said, usage) in [
+            ("--size 0", "--size is 0; nothing would be cleared", true),
+            (
+                "--size 5000",
+                "--size `5000` is not a multiple of `4K`; the next one is `8K`",
+                true,
+            ),
+            (
+                "--size 1T",
+                "--size `1T` does not fit: `8G` are available; use a smaller --size",
+                false,
+            ),
+            ("--chunk 0", "--chunk is 0; nothing would be cleared", true),
+            (
+                "--two-pass-offset 100",
+                "--two-pass-offset `100` is not a multiple of `4K`; the next one is `4K`",
+                true,
+            ),
+            (
+                "--touch 512",
+                "--touch, for --size `2M`: there is no sub-page 512 in a page of 512; the last is 511",
+                true,
+            ),
+            (
+                "--cpu 7",
+                "--cpu 7 is not online; online CPUs: [0, 1]",
+                true,
+            ),
+            (
+                "--strategy chunked --chunk 2M",
+                "--strategy leaves nothing to do: no --chunk is smaller than --size `2M`",
+                true,
+            ),
+        ] {
+            let error = check(line).unwrap_err();
+            assert_eq!(
+                (&*error.to_string(), error.usage()),
+                (said, usage),
+                "{line}"
+            );
+        }
+    }
+
+    #[test]
+    fn an_unknown_offset_is_that_of_the_thread() {
+        let mut machine = machine();
+        machine.caches.clear();
+        let plan = Plan::check(&args("--strategy two-pass"), &machine).unwrap();
+        assert_eq!(
+            plan.regions[0].strategies,
+            [Strategy::TwoPass {
+                offset_bytes: 32 << 10
+            }]
+        );
+    }
+}

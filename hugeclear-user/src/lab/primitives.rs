@@ -1,5 +1,5 @@
 //! The instructions that a piece is cleared with. The loops are assembly, whole functions of it, so that
-//! the compiler can neither drop nor merge a store; tests decode them.
+//! the compiler can neither drop nor merge a store, and all builds run the same; tests decode them.
 
 #[cfg(target_arch = "aarch64")]
 mod aarch64;
@@ -11,7 +11,7 @@ use aarch64 as arch;
 #[cfg(target_arch = "x86_64")]
 use x86_64 as arch;
 
-pub(super) use arch::flush;
+pub(super) use arch::{flush, read};
 
 /// Clears so many bytes from an address on, both multiples of 4096. Stores that bypass the caches are
 /// complete when it returns.

@@ -130,7 +130,9 @@ impl fmt::Display for Strategy {
             Self::Forward => f.write_str("forward"),
             Self::Reverse => f.write_str("reverse"),
             Self::Converging => f.write_str("converging"),
-            Self::TwoPass { .. } => f.write_str("two-pass"),
+            Self::TwoPass { offset_bytes } => {
+                write!(f, "two-pass {}", format_bytes(*offset_bytes as u64))
+            }
             Self::Chunked { bytes } => write!(f, "chunked {}", format_bytes(*bytes as u64)),
             Self::Ranges => f.write_str("ranges"),
         }

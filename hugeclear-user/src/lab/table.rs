@@ -10,10 +10,7 @@ use super::{
     Backing, PAGE_BYTES,
     report::{Cell, Heat, Region, Report, Standing},
 };
-use crate::{
-    grid::{Column, grid},
-    units::format_bytes,
-};
+use crate::{grid::grid, units::format_bytes};
 
 /// Spaces between columns, as [`grid`] has them.
 const GAP_COLUMNS: usize = 2;
@@ -38,10 +35,8 @@ fn write(out: &mut String, report: &Report, columns: usize) -> fmt::Result {
             by_strategy(out, region)?;
         } else {
             rates(out, region, columns)?;
-            for distance in 0..region.hot.len() {
-                writeln!(out)?;
-                heat(out, region, distance, columns)?;
-            }
+            writeln!(out)?;
+            heat(out, region, columns)?;
         }
     }
     writeln!(out)?;
@@ -98,39 +93,48 @@ fn rates(out: &mut String, region: &Region, columns: usize) -> fmt::Result {
     })
 }
 
-/// What reading at one distance took after the clear.
-fn heat(out: &mut String, region: &Region, distance: usize, columns: usize) -> fmt::Result {
-    let unit = Unit::of(region, distance);
-    let text = |heat: &[Heat]| unit.text(&heat[distance]);
+/// What reading took after the clears of all cells.
+fn heat(out: &mut String, region: &Region, columns: usize) -> fmt::Result {
+    let units = units(region);
+    let text = |heat: &[Heat]| {
+        let texts = units.iter().zip(heat).map(|(unit, heat)| unit.text(heat));
+        texts.collect::<Vec<_>>().join("/")
+    };
+    let distances = units
+        .iter()
+        .zip(&region.hot)
+        .map(|(unit, heat)| format!("{} ({})", format_bytes(heat.bytes as u64), unit.name));
     writeln!(
         out,
-        "{} to read the {} around the fault after that, median ({} if just read, {} from memory)",
-        unit.name,
-        format_bytes(region.hot[distance].bytes as u64),
+        "heat: time to read {} around the fault then, median",
+        distances.collect::<Vec<_>>().join("/")
+    )?;
+    writeln!(
+        out,
+        "      {} if just read, {} from memory",
         text(&region.hot),
-        text(&region.cold),
+        text(&region.cold)
     )?;
     matrix(out, region, columns, |cell| text(&cell.heat))
 }
 
 /// All of a single primitive in one table.
 fn by_strategy(out: &mut String, region: &Region) -> fmt::Result {
-    writeln!(out, "{}: {MARKS}", primitives(region)[0])?;
+    writeln!(out, "with {}; {MARKS}", primitives(region)[0])?;
     let decimals = rate_decimals(region);
-    let units: Vec<Unit> = (0..region.hot.len())
-        .map(|distance| Unit::of(region, distance))
-        .collect();
+    let units = units(region);
     let titles: Vec<String> = units
         .iter()
         .zip(&region.hot)
-        .map(|(unit, heat)| format!("READ {} {}", format_bytes(heat.bytes as u64), unit.name))
+        .map(|(unit, heat)| format!("{} {}", format_bytes(heat.bytes as u64), unit.name))
         .collect();
-    let columns: Vec<Column> = [
+    let columns: Vec<(&str, bool)> = [
         ("STRATEGY", true),
         ("GB/s", false),
         ("SD", false),
         ("MEDIAN", false),
         ("N", false),
+        ("CLEAR µs", false),
     ]
     .into_iter()
     .chain(titles.iter().map(|title| (&**title, false)))
@@ -139,38 +143,42 @@ fn by_strategy(out: &mut String, region: &Region) -> fmt::Result {
         let texts = units.iter().zip(heat).map(|(unit, heat)| unit.text(heat));
         texts.collect()
     };
-    let nothing = || NOTHING.to_owned();
     let rows = region.cells.iter().map(|cell| {
-        let number =
-            |number: Option<f64>| number.map_or_else(nothing, |n| format!("{n:.decimals$}"));
+        let number = |number: Option<f64>| {
+            number.map_or(NOTHING.to_owned(), |number| format!("{number:.decimals$}"))
+        };
         let rates = cell.gb_per_s;
-        let mean = number(rates.map(|rates| rates.mean)) + &mark(cell).to_string();
+        let median = rates.map(|rates| rates.median);
+        // Of the median, as the reads.
+        let clear = median.map_or(NOTHING.to_owned(), |gb_per_s| {
+            format!("{:.1}", region.size_bytes as f64 / gb_per_s / 1e3)
+        });
         [
             cell.strategy.clone(),
-            mean,
+            format!("{}{}", number(rates.map(|rates| rates.mean)), mark(cell)),
             number(rates.and_then(|rates| rates.sd)),
-            number(rates.map(|rates| rates.median)),
+            number(median),
             cell.clear_ns.len().to_string(),
+            clear,
         ]
         .into_iter()
         .chain(reads(&cell.heat))
         .collect()
     });
-    // What a read can take at least and at most, below the columns of reads.
-    let bound = |name: &str, heat: &[Heat]| {
-        let mut row = vec![String::new(); 5];
-        row[0] = format!("({name})");
-        row.extend(reads(heat));
-        row
+    // What a read can take at least and at most, below the reads.
+    let bound = |name: &str, heat: &[Heat]| -> Vec<String> {
+        let texts = iter::once(name.to_owned());
+        let gap = iter::repeat_n(String::new(), columns.len() - 1 - heat.len());
+        texts.chain(gap).chain(reads(heat)).collect()
     };
     let bounds = [
-        bound("just read", &region.hot),
-        bound("from memory", &region.cold),
+        bound("(just read)", &region.hot),
+        bound("(from memory)", &region.cold),
     ];
     writeln!(out, "{}", grid(&columns, rows.chain(bounds)))?;
     writeln!(
         out,
-        "GB/s: mean; READ: median, around the fault, after the clear"
+        "from CLEAR on medians; on the right what reading so much around the fault took then"
     )
 }
 
@@ -273,6 +281,13 @@ impl Unit {
     }
 }
 
+/// The unit of each distance.
+fn units(region: &Region) -> Vec<Unit> {
+    (0..region.hot.len())
+        .map(|distance| Unit::of(region, distance))
+        .collect()
+}
+
 /// The primitives of the cells, each once.
 fn primitives(region: &Region) -> Vec<&'static str> {
     let mut primitives: Vec<&'static str> = Vec::new();
@@ -313,8 +328,14 @@ fn matrix(
                 .fold(length(primitive), usize::max)
         })
         .collect();
-    for part in parts(&widths, columns.saturating_sub(label)) {
-        let titles: Vec<Column> = iter::once((STRATEGY, true))
+    for (index, part) in parts(&widths, columns.saturating_sub(label))
+        .into_iter()
+        .enumerate()
+    {
+        if index > 0 {
+            writeln!(out)?;
+        }
+        let titles: Vec<(&str, bool)> = iter::once((STRATEGY, true))
             .chain(primitives[part.clone()].iter().map(|name| (*name, false)))
             .collect();
         let records = rows.iter().map(|(strategy, texts)| {
@@ -328,8 +349,19 @@ fn matrix(
 
 const STRATEGY: &str = "STRATEGY";
 
-/// Which columns of these widths go together into `columns`, at least one at a time.
+/// Which columns of these widths go together into `columns`, at least one at a time: as few tables as
+/// can be, and these about equally wide.
 fn parts(widths: &[usize], columns: usize) -> Vec<Range<usize>> {
+    let fewest = filled(widths, columns);
+    let narrower = (1..columns).rev().map(|columns| filled(widths, columns));
+    narrower
+        .take_while(|parts| parts.len() == fewest.len())
+        .last()
+        .unwrap_or(fewest)
+}
+
+/// Each part as full as can be.
+fn filled(widths: &[usize], columns: usize) -> Vec<Range<usize>> {
     let mut parts: Vec<Range<usize>> = Vec::new();
     let mut used = 0;
     for (index, width) in widths.iter().enumerate() {
@@ -351,12 +383,126 @@ fn parts(widths: &[usize], columns: usize) -> Vec<Range<usize>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{
+        lab::{
+            Cache, Conditions,
+            report::{Missing, rank},
+        },
+        notes::Note,
+    };
 
     #[test]
     fn columns_are_parted_by_width() {
         assert_eq!(parts(&[8, 8, 8], 30), [0..3]);
+        assert_eq!(parts(&[8, 8, 8, 8], 39), [0..2, 2..4]);
         assert_eq!(parts(&[8, 8, 8], 29), [0..2, 2..3]);
         assert_eq!(parts(&[8, 8, 8], 1), [0..1, 1..2, 2..3]);
         assert_eq!(parts(&[], 80), []);
+    }
+
+    /// Times that are made up: the text of them is what is tested.
+    fn report(primitives: &[&'static str]) -> Report {
+        let heat = |factor: u64| -> Vec<Heat> {
+            [(4 << 10, 90), (64 << 10, 1500), (2 << 20, 66_000)]
+                .map(|(bytes, ns)| Heat::of(bytes, vec![ns * factor; 3]))
+                .into()
+        };
+        let strategies = ["one-shot", "converging", "chunked 256K"];
+        let mut cells: Vec<Cell> = Vec::new();
+        for (strategy, row) in strategies.iter().zip(1..) {
+            for (primitive, column) in primitives.iter().zip(0..) {
+                let ns = 50_000 + 10_000 * (row / 2) + 100_000 * (column / 5);
+                let times = vec![ns, ns + 1000 * row, ns + 2000 * row];
+                let heat = heat(row);
+                cells.push(Cell::of(
+                    (*strategy).to_owned(),
+                    primitive,
+                    2 << 20,
+                    times,
+                    heat,
+                ));
+            }
+        }
+        rank(&mut cells);
+        let cache = |level, bytes| Cache { level, bytes };
+        Report {
+            processor: Some("Example 9000".to_owned()),
+            caches: vec![cache(1, 48 << 10), cache(2, 2 << 20)],
+            kernel: Some("6.12.0".to_owned()),
+            cpu: 1,
+            backing: Backing::Thp,
+            evicted: false,
+            seed: 1,
+            warmup: 3,
+            timer_overhead_ns: 25,
+            missing: vec![Missing {
+                name: "clzero",
+                why: "this processor has no CLZERO",
+            }],
+            conditions: Conditions {
+                khz_before: None,
+                khz_after: None,
+                steal_ms: Some(20),
+                preempted: 3,
+            },
+            regions: vec![Region {
+                size_bytes: 2 << 20,
+                huge_bytes: Some(2 << 20),
+                fault_sub_page: 256,
+                repeat: 3,
+                cells,
+                hot: heat(1),
+                cold: heat(5),
+            }],
+            notes: vec![Note::new("outliers", "some are far away")],
+            interrupted_by: None,
+        }
+    }
+
+    const EIGHT: [&str; 8] = [
+        "memset",
+        "rep-stosb",
+        "rep-stosq",
+        "avx2",
+        "avx512",
+        "movnti",
+        "nt-avx2",
+        "nt-avx512",
+    ];
+
+    #[test]
+    fn tables_of_several_widths() {
+        for (name, columns) in [("wide", 120), ("narrow", 80)] {
+            let text = table(&report(&EIGHT), columns);
+            let fits = |line: &str| line.chars().count() <= columns;
+            assert!(text.lines().all(fits), "{text}");
+            insta::assert_snapshot!(name, text);
+        }
+    }
+
+    #[test]
+    fn one_primitive_has_a_table_of_its_own() {
+        insta::assert_snapshot!("one_primitive", table(&report(&["rep-stosb"]), 80));
+    }
+
+    #[test]
+    fn what_is_missing_is_said() {
+        let mut report = report(&["memset", "avx2"]);
+        report.evicted = true;
+        report.interrupted_by = Some(2);
+        report.caches.clear();
+        report.processor = None;
+        report.conditions.khz_before = Some(2_100_000);
+        report.conditions.khz_after = Some(3_000_000);
+        report.conditions.steal_ms = None;
+        let region = &mut report.regions[0];
+        region.huge_bytes = Some(0);
+        for cell in &mut region.cells[1..] {
+            let heat = cell.heat.iter();
+            let heat = heat.map(|heat| Heat::of(heat.bytes, Vec::new())).collect();
+            let (strategy, primitive) = (cell.strategy.clone(), cell.primitive);
+            *cell = Cell::of(strategy, primitive, 2 << 20, Vec::new(), heat);
+        }
+        insta::assert_snapshot!("incomplete", table(&report, 80));
     }
 }

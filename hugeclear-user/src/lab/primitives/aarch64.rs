@@ -92,6 +92,25 @@ unsafe extern "C" fn stnp(start: *mut u8, bytes: usize) {
     )
 }
 
+/// Reads a range by ascending addresses, 16 bytes at a time. Both numbers are multiples of 4096.
+///
+/// # Safety
+/// The range must be mapped.
+#[unsafe(naked)]
+pub(in super::super) unsafe extern "C" fn read(start: *const u8, bytes: usize) {
+    naked_asm!(
+        "2:",
+        "ldp x2, x3, [x0]",
+        "ldp x2, x3, [x0, #16]",
+        "ldp x2, x3, [x0, #32]",
+        "ldp x2, x3, [x0, #48]",
+        "add x0, x0, #64",
+        "subs x1, x1, #64",
+        "b.ne 2b",
+        "ret",
+    )
+}
+
 /// Writes the lines of a range back to memory and drops them from all caches.
 ///
 /// # Safety

@@ -200,6 +200,29 @@ unsafe extern "C" fn clzero(start: *mut u8, bytes: usize) {
     )
 }
 
+/// Reads a range by ascending addresses, 8 bytes at a time. Both numbers are multiples of 4096.
+///
+/// # Safety
+/// The range must be mapped.
+#[unsafe(naked)]
+pub(in super::super) unsafe extern "C" fn read(start: *const u8, bytes: usize) {
+    naked_asm!(
+        "2:",
+        "mov rax, qword ptr [rdi]",
+        "mov rax, qword ptr [rdi + 8]",
+        "mov rax, qword ptr [rdi + 16]",
+        "mov rax, qword ptr [rdi + 24]",
+        "mov rax, qword ptr [rdi + 32]",
+        "mov rax, qword ptr [rdi + 40]",
+        "mov rax, qword ptr [rdi + 48]",
+        "mov rax, qword ptr [rdi + 56]",
+        "add rdi, 64",
+        "sub rsi, 64",
+        "jnz 2b",
+        "ret",
+    )
+}
+
 /// Writes the lines of a range back to memory and drops them from all caches.
 ///
 /// # Safety
@@ -229,10 +252,11 @@ mod tests {
 
     use super::*;
 
+    /// More than any function here has.
+    const MOST_BYTES: usize = 256;
+
     /// Instructions from an address on.
     fn code_at(address: usize) -> impl Iterator<Item = Instruction> {
-        // More than any function here has.
-        const MOST_BYTES: usize = 256;
         // SAFETY: machine code of this program. That it goes on for so long is true of a text section
         // that ends with the C library's.
         let code = unsafe { std::slice::from_raw_parts(address as *const u8, MOST_BYTES) };
@@ -247,14 +271,15 @@ mod tests {
 
     /// The instructions of a function up to its `ret`.
     fn code_of(name: &str) -> Vec<Instruction> {
-        let mut returned = false;
-        let code: Vec<Instruction> = code_at(function(name))
-            .take_while(|instruction| {
-                !std::mem::replace(&mut returned, instruction.mnemonic() == Mnemonic::Ret)
-            })
-            .collect();
-        assert!(returned && code.iter().all(|i| !i.is_invalid()), "{code:?}");
-        code
+        let mut code = Vec::new();
+        for instruction in code_at(function(name)) {
+            assert!(!instruction.is_invalid(), "{name}: {code:?}");
+            code.push(instruction);
+            if instruction.mnemonic() == Mnemonic::Ret {
+                return code;
+            }
+        }
+        panic!("{name} does not end: {code:?}");
     }
 
     fn stores(instruction: &Instruction) -> bool {
@@ -324,9 +349,14 @@ mod tests {
 
     #[test]
     fn memset_is_the_c_library_s() {
-        // A call, or in an optimised build a jump; of an inlined one there would be neither.
-        let leaves = |i: &Instruction| matches!(i.mnemonic(), Mnemonic::Call | Mnemonic::Jmp);
-        let call = code_at(function("memset"))
+        let memset = function("memset");
+        // A call, or in an optimised build a jump to elsewhere; inlined it would have neither.
+        let leaves = |i: &Instruction| match i.mnemonic() {
+            Mnemonic::Call => true,
+            Mnemonic::Jmp => target_of(i).abs_diff(memset) > MOST_BYTES,
+            _ => false,
+        };
+        let call = code_at(memset)
             .take_while(|i| i.mnemonic() != Mnemonic::Ret)
             .find(leaves)
             .expect("it calls");
