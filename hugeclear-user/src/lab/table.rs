@@ -393,7 +393,7 @@ mod tests {
 
     #[test]
     fn columns_are_parted_by_width() {
-        assert_eq!(parts(&[8, 8, 8], 30), [0..3]);
+        assert_eq!(parts(&[8, 8, 8], 30), vec![0..3]);
         assert_eq!(parts(&[8, 8, 8, 8], 39), [0..2, 2..4]);
         assert_eq!(parts(&[8, 8, 8], 29), [0..2, 2..3]);
         assert_eq!(parts(&[8, 8, 8], 1), [0..1, 1..2, 2..3]);
