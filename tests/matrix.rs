@@ -197,6 +197,7 @@ fn cells(entry: &Entry, is_first_or_last: bool) -> Vec<Cell> {
             "init_on_alloc=1",
             causes(true),
         ));
+        cells.push(cell("workloads", NO_INIT, checks("workloads", false, &[])));
         cells.push(Cell {
             nodes: 2,
             memory_mib: 2048,

@@ -13,6 +13,7 @@ mod parts;
 mod strategy;
 mod trace;
 mod waiting;
+mod workloads;
 
 use anyhow::Result;
 use clap::{Parser, Subcommand};
@@ -113,6 +114,8 @@ enum Scenario {
     Nodes(Expected),
     /// Every clear is printed as it ends, or counted as lost.
     Events(Expected),
+    /// Each workload causes what it says, and its options do what they say.
+    Workloads(Expected),
     /// Makes clears for the other scenarios to count.
     #[command(subcommand)]
     Load(loads::Load),
@@ -150,8 +153,15 @@ fn main() -> Result<()> {
         Scenario::Impact(expected) => impact::run(&expected),
         Scenario::SleepBesideClear => impact::sleep_beside_clear(),
         Scenario::Causes { expected, methods } => causes::run(&expected, &methods),
-        Scenario::Parts(expected) => parts::run(&expected),
-        Scenario::Nodes(expected) => nodes::run(&expected),
+        Scenario::Parts(expected) => {
+            parts::run(&expected)?;
+            workloads::fragment(&expected)
+        }
+        Scenario::Nodes(expected) => {
+            nodes::run(&expected)?;
+            workloads::nodes(&expected)
+        }
+        Scenario::Workloads(expected) => workloads::run(&expected),
         Scenario::Events(expected) => events::run(&expected),
         Scenario::Load(load) => loads::run(load),
     }
