@@ -4,6 +4,7 @@ pub mod args;
 pub mod doctor;
 mod output;
 mod session;
+pub mod sweep;
 pub mod trace;
 pub mod workload;
 
@@ -22,5 +23,6 @@ pub fn run(cli: Cli) -> Result<ExitCode> {
         None => trace::run(&cli.trace),
         Some(Command::Doctor(args)) => doctor::run(&args),
         Some(Command::Workload(args)) => workload::main(&args),
+        Some(Command::Sweep(args)) => sweep::main(&args),
     }
 }

@@ -5,14 +5,18 @@ use std::{ops::RangeInclusive, path::Path};
 pub use hugeclear_ebpf::preempt::PreemptModel;
 use serde::{Deserialize, Serialize};
 
-use super::{KernelConfig, kernel_memory::KernelMemory, source::Source};
+use super::{
+    KernelConfig,
+    kernel_memory::KernelMemory,
+    source::{Source, bracketed},
+};
 
 /// Numbers of the kernel's `preempt_dynamic_mode`; what they mean is
 /// [`PreemptModel::from_dynamic_mode`].
 const MODES: RangeInclusive<i32> = 0..=4;
 
 /// A word of the kernel's own (`preempt=` and debugfs). `laziest` is the 6.12 RT patch's.
-fn from_kernel_word(word: &str) -> Option<PreemptModel> {
+pub(crate) fn from_kernel_word(word: &str) -> Option<PreemptModel> {
     match word {
         "none" => Some(PreemptModel::None),
         "voluntary" => Some(PreemptModel::Voluntary),
@@ -132,11 +136,7 @@ fn switchable(source: &mut Source, hints: &Hints) -> Option<(PreemptModel, Strin
     }
     if let Some(path) = hints.debugfs.map(|debugfs| debugfs.join("sched/preempt")) {
         let text = source.text_if_present(&path).unwrap_or_default();
-        let chosen = text
-            .split_whitespace()
-            .find_map(|word| word.strip_prefix('(')?.strip_suffix(')'))
-            .and_then(from_kernel_word);
-        if let Some(model) = chosen {
+        if let Some(model) = bracketed(&text).and_then(from_kernel_word) {
             return Some((model, path.display().to_string()));
         }
     }

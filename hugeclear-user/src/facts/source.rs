@@ -114,10 +114,14 @@ impl Source {
     }
 }
 
-/// The chosen word of a sysfs choice such as `always [madvise] never`.
+/// The chosen word of a choice: `always [madvise] never` in sysfs, `none (voluntary)` in debugfs.
 pub(crate) fn bracketed(text: &str) -> Option<&str> {
-    text.split_whitespace()
-        .find_map(|word| word.strip_prefix('[')?.strip_suffix(']'))
+    text.split_whitespace().find_map(|word| {
+        let square = word
+            .strip_prefix('[')
+            .and_then(|word| word.strip_suffix(']'));
+        square.or_else(|| word.strip_prefix('(')?.strip_suffix(')'))
+    })
 }
 
 /// The bytes that the directory name `hugepages-<n>kB` stands for.
@@ -154,6 +158,7 @@ mod tests {
     fn brackets_mark_the_chosen_word() {
         assert_eq!(bracketed("always [madvise] never\n"), Some("madvise"));
         assert_eq!(bracketed("[none] integrity confidentiality"), Some("none"));
+        assert_eq!(bracketed("none (voluntary) full"), Some("voluntary"));
         assert_eq!(bracketed("always never"), None);
         assert_eq!(bracketed(""), None);
     }

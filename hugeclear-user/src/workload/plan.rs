@@ -128,6 +128,11 @@ impl Plan {
         }
     }
 
+    /// The settings to change for the time of the run, in this order.
+    pub(crate) fn changes(&self) -> &[Change] {
+        &self.changes
+    }
+
     /// Bytes of the buffer that holds every latency.
     pub(super) fn latency_bytes(&self) -> u64 {
         self.pages
