@@ -3,6 +3,7 @@
 //! facts -> probes -> window -> report, and facts -> probes -> strategy. A module may use what stands left of it, never right.
 
 pub mod cli;
+pub mod counters;
 pub mod facts;
 mod grid;
 pub mod notes;

@@ -1,13 +1,24 @@
 //! Settings that are changed for the time of a run and always put back.
 //!
 //! Put back by [`Applied::put_back`], on drop, and from a panic hook (the released binary aborts on
-//! panic, which runs no destructors). Signals are the caller's: it must catch them and return. What
-//! is to be put back is plain data, [`Saved`], so that it can be kept in a file against SIGKILL.
+//! panic, which runs no destructors). Signals are the caller's: it must catch them and return. Against
+//! SIGKILL, what is to be put back is in a file before anything is changed, and the next start puts it
+//! back: [`repair`].
+//!
+//! A setting is put back only while it is what we made it. What something else has written since is
+//! that one's wish: it is left and named ([`Error::ChangedSince`]). What we made it is what was read
+//! after our write, which need not be what we wrote (a pool grows as far as it can); if we were killed
+//! before we could read, whatever is there counts as ours.
+//!
+//! Only one run at a time may have settings changed, in this process as in all others.
 
 mod error;
+mod list;
+#[cfg(test)]
+mod tests;
 
 use std::{
-    fs, panic,
+    fmt, fs, panic,
     path::{Path, PathBuf},
     sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
     thread::{self, ThreadId},
@@ -16,7 +27,12 @@ use std::{
 use serde::{Deserialize, Serialize};
 
 pub use self::error::Error;
+use self::list::List;
 use crate::facts::source::bracketed;
+
+/// Where the list of changed settings and its lock are. A reboot resets the settings and, where `/run`
+/// is a tmpfs, as systemd mounts it, this with them.
+const DIR: &str = "/run/hugeclear-trace";
 
 /// A setting and the value it should have.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -27,46 +43,114 @@ pub struct Change {
     pub value: String,
 }
 
-/// Settings as they were, in the order in which they were changed.
-#[derive(Debug, Default, Clone, PartialEq, Eq, Serialize, Deserialize)]
+/// A changed setting and how to put it back.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Saved {
-    /// Each file with the value it had.
-    pub settings: Vec<Change>,
+    /// The file, absolute.
+    pub path: PathBuf,
+    /// The value it had before.
+    pub was: String,
+    /// What was written to it.
+    pub wrote: String,
+    /// What was read afterwards. `None`: not read yet.
+    pub shows: Option<String>,
+}
+
+impl fmt::Display for Saved {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            path,
+            was,
+            wrote,
+            shows,
+        } = self;
+        let is = shows.as_ref().unwrap_or(wrote);
+        write!(f, "{} to `{is}` from `{was}`", path.display())
+    }
+}
+
+/// A setting that a killed run had left changed, and that is back.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Repaired {
+    /// The file, absolute.
+    pub path: PathBuf,
+    /// The value it had before that run, and has again.
+    pub value: String,
+    /// The value that run had left.
+    pub left: String,
+}
+
+impl fmt::Display for Repaired {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { path, value, left } = self;
+        write!(
+            f,
+            "put back {} to `{value}`, which a run that was killed had left at `{left}`",
+            path.display()
+        )
+    }
 }
 
 /// Changed settings; puts them back when dropped.
 #[derive(Debug)]
 #[must_use = "the settings are put back when this is dropped"]
 pub struct Applied {
-    saved: Arc<Mutex<Saved>>,
+    /// `None`: nothing is changed, or all was put back.
+    held: Arc<Mutex<Option<Held>>>,
+    repaired: Vec<Result<Repaired, Error>>,
+}
+
+/// What is changed: in memory, one per file in the order of the first change, and in the list.
+#[derive(Debug)]
+struct Held {
+    list: List,
+    settings: Vec<Saved>,
 }
 
 impl Applied {
     /// Saves each setting, then writes its new value. A setting that already has the value is left
-    /// alone.
+    /// alone. What a killed run left changed is put back first: see [`Applied::repaired`].
     ///
     /// # Errors
-    /// A file cannot be read or written; what was changed before it is put back.
+    /// Another run has settings changed; what a killed run left cannot be put back; a file cannot be
+    /// read or written. What was changed before it is put back.
     pub fn apply(changes: &[Change]) -> Result<Self, Error> {
-        let applied = Self {
-            saved: Arc::default(),
+        Self::apply_in(Path::new(DIR), changes)
+    }
+
+    fn apply_in(dir: &Path, changes: &[Change]) -> Result<Self, Error> {
+        let mut applied = Self {
+            held: Arc::default(),
+            repaired: Vec::new(),
         };
-        if !changes.is_empty() {
-            put_back_on_panic(Arc::downgrade(&applied.saved), thread::current().id());
+        if changes.is_empty() || (!list::exists(dir) && in_force(changes)?) {
+            return Ok(applied);
         }
-        for Change { path, value } in changes {
-            let was = current(path)?;
-            if was == *value {
-                continue;
+        let list = List::lock(dir)?;
+        let mut left_over = list.read()?;
+        applied.repaired = restore_all(&mut left_over, &list);
+        if !left_over.is_empty() {
+            // Nothing is changed on top of what did not come back.
+            for outcome in applied.repaired.drain(..) {
+                outcome?;
             }
-            // Saved first: the write may take effect and then fail.
-            lock(&applied.saved).settings.push(Change {
-                path: path.clone(),
-                value: was,
-            });
-            write(path, value)?;
+        }
+        *lock(&applied.held) = Some(Held {
+            list,
+            settings: Vec::new(),
+        });
+        put_back_on_panic(Arc::downgrade(&applied.held), thread::current().id());
+        if let Some(held) = lock(&applied.held).as_mut() {
+            for change in changes {
+                held.change(change)?;
+            }
         }
         Ok(applied)
+    }
+
+    /// What a killed run had left changed, as [`repair`] tells it: for the user to know.
+    pub fn repaired(&self) -> &[Result<Repaired, Error>] {
+        &self.repaired
     }
 
     /// Puts every setting back, last one first, and checks that it is back.
@@ -74,16 +158,74 @@ impl Applied {
     /// # Errors
     /// The first setting that is not; the others are put back all the same.
     pub fn put_back(self) -> Result<(), Error> {
-        put_back(&self.saved)
+        put_back(&self.held)
     }
 }
 
 impl Drop for Applied {
     fn drop(&mut self) {
         // Only reached with something left to do on the way out of an earlier error, which is the one
-        // to report; `put_back` reports its own.
-        let _ = put_back(&self.saved);
+        // to report; `put_back` reports its own. What does not come back stays in the list.
+        let _ = put_back(&self.held);
     }
+}
+
+impl Held {
+    fn change(&mut self, Change { path, value }: &Change) -> Result<(), Error> {
+        let was = current(path)?;
+        if was == *value {
+            return Ok(());
+        }
+        let index = match self.settings.iter().position(|saved| saved.path == *path) {
+            Some(index) => index,
+            None => {
+                self.settings.push(Saved {
+                    path: path.clone(),
+                    was,
+                    wrote: String::new(),
+                    shows: None,
+                });
+                self.settings.len() - 1
+            }
+        };
+        value.clone_into(&mut self.settings[index].wrote);
+        self.settings[index].shows = None;
+        // Kept first: the write may take effect and then fail, or be our last.
+        self.list.write(&self.settings)?;
+        fs::write(path, value).map_err(|error| Error::Write {
+            path: path.clone(),
+            value: value.clone(),
+            error,
+        })?;
+        self.settings[index].shows = Some(current(path)?);
+        self.list.write(&self.settings)
+    }
+}
+
+/// Puts back what a killed run left changed, last one first: what every start does that cares for the
+/// settings. One outcome for each setting that was not as before, for the user to know. Nothing if no
+/// run was killed, one is still at it, or this user may not do anything about it.
+#[must_use]
+pub fn repair() -> Vec<Result<Repaired, Error>> {
+    repair_in(Path::new(DIR))
+}
+
+fn repair_in(dir: &Path) -> Vec<Result<Repaired, Error>> {
+    let left_over =
+        List::left_over(dir).and_then(|list| list.map(|list| Ok((list.read()?, list))).transpose());
+    match left_over {
+        Ok(Some((mut settings, list))) => restore_all(&mut settings, &list),
+        Ok(None) => Vec::new(),
+        Err(error) => vec![Err(error)],
+    }
+}
+
+/// What a killed run left changed, for [`repair`] to put back. Empty where that would do nothing.
+///
+/// # Errors
+/// The list cannot be read.
+pub fn left_over() -> Result<Vec<Saved>, Error> {
+    List::left_over(Path::new(DIR))?.map_or(Ok(Vec::new()), |list| list.read())
 }
 
 /// The value of a setting: the chosen word where the file offers several, else all of it.
@@ -98,129 +240,103 @@ pub fn current(path: &Path) -> Result<String, Error> {
     Ok(bracketed(&text).unwrap_or(text.trim()).to_owned())
 }
 
-fn write(path: &Path, value: &str) -> Result<(), Error> {
-    fs::write(path, value).map_err(|error| Error::Write {
-        path: path.to_owned(),
-        value: value.to_owned(),
-        error,
-    })
-}
-
-fn put_back(saved: &Mutex<Saved>) -> Result<(), Error> {
-    let mut saved = lock(saved);
-    let mut result = Ok(());
-    // Taken out one by one, so that a panic on the way leaves the rest to the hook.
-    while let Some(Change { path, value: was }) = saved.settings.pop() {
-        let written = write(&path, &was);
-        let is = current(&path).unwrap_or_else(|error| error.to_string());
-        if is != was {
-            let why = match written {
-                Ok(()) => "the kernel took the value but does not show it".to_owned(),
-                Err(error) => error.to_string(),
-            };
-            result = result.and(Err(Error::NotPutBack { path, was, is, why }));
+fn in_force(changes: &[Change]) -> Result<bool, Error> {
+    for Change { path, value } in changes {
+        if current(path)? != *value {
+            return Ok(false);
         }
     }
-    result
+    Ok(true)
+}
+
+fn put_back(held: &Mutex<Option<Held>>) -> Result<(), Error> {
+    // Taken out before anything is done, so that a panic on the way does not come back here.
+    let Some(Held { list, mut settings }) = lock(held).take() else {
+        return Ok(());
+    };
+    restore_all(&mut settings, &list)
+        .into_iter()
+        .try_for_each(|outcome| outcome.map(drop))
+}
+
+/// Puts back, last one first; what does not come back stays in `settings` and in the list.
+fn restore_all(settings: &mut Vec<Saved>, list: &List) -> Vec<Result<Repaired, Error>> {
+    let mut outcomes = Vec::new();
+    let mut kept = Vec::new();
+    while let Some(mut saved) = settings.pop() {
+        let outcome = restore(&mut saved, list.path());
+        if matches!(outcome, Err(Error::NotPutBack { .. })) {
+            kept.push(saved);
+        }
+        outcomes.extend(outcome.transpose());
+    }
+    settings.extend(kept.into_iter().rev());
+    // Once is enough: a kill before it repeats what has been done, which does nothing.
+    outcomes.extend(list.write(settings).err().map(Err));
+    outcomes
+}
+
+/// Puts one setting back; `None`: it was.
+fn restore(saved: &mut Saved, list: &Path) -> Result<Option<Repaired>, Error> {
+    let Saved {
+        path,
+        was,
+        wrote,
+        shows,
+    } = saved;
+    let not_put_back = |why: String| Error::NotPutBack {
+        path: path.clone(),
+        was: was.clone(),
+        why,
+        list: list.to_owned(),
+    };
+    let is = current(path).map_err(|error| not_put_back(error.to_string()))?;
+    if is == *was {
+        return Ok(None);
+    }
+    if shows.as_ref().is_some_and(|shows| is != *shows) && is != *wrote {
+        return Err(Error::ChangedSince {
+            path: path.clone(),
+            was: was.clone(),
+            wrote: wrote.clone(),
+            is,
+        });
+    }
+    let written = fs::write(&*path, &*was);
+    let now = current(path).map_err(|error| not_put_back(error.to_string()))?;
+    if now != *was {
+        let error = not_put_back(match written {
+            Ok(()) => format!("the kernel took the value, but it is `{now}`"),
+            Err(error) => format!("it is `{now}`, and the kernel says: {error}"),
+        });
+        // Ours as well, when this is tried again.
+        *shows = Some(now);
+        return Err(error);
+    }
+    Ok(Some(Repaired {
+        path: path.clone(),
+        value: was.clone(),
+        left: is,
+    }))
 }
 
 /// A panic of the owning thread puts the settings back before the process aborts or unwinds.
-fn put_back_on_panic(saved: Weak<Mutex<Saved>>, owner: ThreadId) {
+fn put_back_on_panic(held: Weak<Mutex<Option<Held>>>, owner: ThreadId) {
     let previous = panic::take_hook();
     panic::set_hook(Box::new(move |info| {
         if thread::current().id() == owner
-            && let Some(saved) = saved.upgrade()
-            // Held by this very thread if it panicked while putting back: do not wait for ourselves.
-            && saved.try_lock().is_ok()
+            && let Some(held) = held.upgrade()
+            // Held by this very thread if it panicked while changing settings: do not wait for
+            // ourselves.
+            && held.try_lock().is_ok()
         {
-            let _ = put_back(&saved);
+            let _ = put_back(&held);
         }
         previous(info);
     }));
 }
 
-fn lock(saved: &Mutex<Saved>) -> MutexGuard<'_, Saved> {
-    // The list is valid after any panic.
-    saved.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Files as sysfs shows them, except that they take what is written literally.
-    fn files(values: &[&str]) -> (tempfile::TempDir, Vec<PathBuf>) {
-        let dir = tempfile::tempdir().unwrap();
-        let paths = values
-            .iter()
-            .enumerate()
-            .map(|(number, value)| {
-                let path = dir.path().join(number.to_string());
-                fs::write(&path, format!("{value}\n")).unwrap();
-                path
-            })
-            .collect();
-        (dir, paths)
-    }
-
-    fn change(path: &Path, value: &str) -> Change {
-        Change {
-            path: path.to_owned(),
-            value: value.to_owned(),
-        }
-    }
-
-    #[test]
-    fn a_setting_is_changed_and_put_back() {
-        let (_dir, paths) = files(&["always madvise [never]", "0"]);
-        let changes = [change(&paths[0], "madvise"), change(&paths[1], "8")];
-        let applied = Applied::apply(&changes).unwrap();
-        assert_eq!(current(&paths[0]).unwrap(), "madvise");
-        assert_eq!(current(&paths[1]).unwrap(), "8");
-        applied.put_back().unwrap();
-        assert_eq!(current(&paths[0]).unwrap(), "never");
-        assert_eq!(current(&paths[1]).unwrap(), "0");
-    }
-
-    #[test]
-    fn an_error_on_the_way_puts_back_what_was_changed() {
-        let (dir, paths) = files(&["0"]);
-        let missing = dir.path().join("missing");
-        let error = Applied::apply(&[change(&paths[0], "8"), change(&missing, "1")]).unwrap_err();
-        assert!(matches!(error, Error::Read { path, .. } if path == missing));
-        assert_eq!(current(&paths[0]).unwrap(), "0");
-    }
-
-    #[test]
-    fn one_file_changed_twice_ends_as_it_began() {
-        let (_dir, paths) = files(&["0"]);
-        Applied::apply(&[change(&paths[0], "8"), change(&paths[0], "9")])
-            .unwrap()
-            .put_back()
-            .unwrap();
-        assert_eq!(current(&paths[0]).unwrap(), "0");
-    }
-
-    #[test]
-    fn a_setting_that_does_not_come_back_is_an_error() {
-        let (dir, paths) = files(&["0"]);
-        let applied = Applied::apply(&[change(&paths[0], "8")]).unwrap();
-        drop(dir);
-        assert!(matches!(applied.put_back(), Err(Error::NotPutBack { was, .. }) if was == "0"));
-    }
-
-    #[test]
-    fn a_panic_puts_settings_back_before_anything_unwinds() {
-        let (_dir, paths) = files(&["0"]);
-        let path = paths[0].clone();
-        let panicked = thread::spawn(move || {
-            let applied = Applied::apply(&[change(&path, "8")]).unwrap();
-            // With panic=abort no destructor runs; the hook must do.
-            std::mem::forget(applied);
-            panic!("on purpose");
-        })
-        .join();
-        assert!(panicked.is_err());
-        assert_eq!(current(&paths[0]).unwrap(), "0");
-    }
+fn lock(held: &Mutex<Option<Held>>) -> MutexGuard<'_, Option<Held>> {
+    // What is saved is valid after any panic.
+    held.lock().unwrap_or_else(PoisonError::into_inner)
 }

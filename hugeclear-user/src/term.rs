@@ -2,6 +2,8 @@
 
 use std::io::{self, IsTerminal as _, Write};
 
+use indicatif::{ProgressBar, ProgressStyle};
+
 /// Prints reports that replace one another on a terminal.
 #[derive(Debug, Default)]
 pub struct Refresh {
@@ -41,6 +43,15 @@ impl Refresh {
         }
         Ok(())
     }
+}
+
+/// A progress bar of `length` steps on stderr, if that is a terminal.
+#[must_use]
+pub fn progress(length: u64, label: &str) -> ProgressBar {
+    const TEMPLATE: &str = "{msg} {wide_bar} {percent} % {elapsed} (about {eta} left)";
+    let style = ProgressStyle::with_template(TEMPLATE).expect("the template is well-formed");
+    let bar = ProgressBar::new(length).with_style(style);
+    bar.with_message(label.to_owned())
 }
 
 /// Whether stdout is a terminal.

@@ -87,6 +87,28 @@ pub fn format_ns(ns: f64) -> String {
     format!("{value:.decimals$} {unit}")
 }
 
+/// `0-3,6` of ascending numbers.
+pub fn format_numbers(numbers: &[u32]) -> String {
+    let mut ranges: Vec<(u32, u32)> = Vec::new();
+    for number in numbers {
+        match ranges.last_mut() {
+            Some((_, last)) if last.checked_add(1) == Some(*number) => *last = *number,
+            Some(_) | None => ranges.push((*number, *number)),
+        }
+    }
+    let words: Vec<String> = ranges
+        .into_iter()
+        .map(|(first, last)| {
+            if first == last {
+                first.to_string()
+            } else {
+                format!("{first}-{last}")
+            }
+        })
+        .collect();
+    words.join(",")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -140,5 +162,12 @@ mod tests {
         for bad in ["0", "-1", "nan", "inf", "1e300", "1s", ""] {
             assert!(seconds(bad).is_err(), "{bad}");
         }
+    }
+
+    #[test]
+    fn lists_of_numbers_are_short() {
+        assert_eq!(format_numbers(&[0, 1, 2, 3, 6]), "0-3,6");
+        assert_eq!(format_numbers(&[0]), "0");
+        assert_eq!(format_numbers(&[]), "");
     }
 }

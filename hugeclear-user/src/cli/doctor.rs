@@ -20,6 +20,7 @@ use crate::{
         select::{self, ProbeSet, Refusal, Wanted},
         tracer::{AttachedProbe, TraceError, Tracer},
     },
+    settings,
     strategy::{self, StrategyReport, Wanted as WantedPage, plot},
     term, units,
 };
@@ -64,6 +65,7 @@ pub fn run(args: &DoctorArgs) -> Result<ExitCode> {
         faults: true,
     };
     let mut diagnosis = diagnose(facts, &wanted);
+    diagnosis.notes.extend(left_over());
     if args.strategy {
         let wanted = WantedPage {
             touch: args.touch,
@@ -118,6 +120,23 @@ fn diagnose(facts: Facts, wanted: &Wanted) -> Diagnosis {
         strategy: None,
         facts,
     }
+}
+
+/// That a run was killed with settings changed.
+fn left_over() -> Option<Note> {
+    let text = match settings::left_over() {
+        Ok(settings) if settings.is_empty() => return None,
+        Ok(settings) => {
+            let each: Vec<String> = settings.iter().map(ToString::to_string).collect();
+            format!(
+                "a run that was killed left settings changed, which the next hugeclear-trace workload \
+                 puts back: {}",
+                each.join(", ")
+            )
+        }
+        Err(error) => error.to_string(),
+    };
+    Some(Note::new("settings_left_changed", text))
 }
 
 /// That what was seen is not what the facts say.

@@ -8,7 +8,10 @@ use std::{
 
 use anyhow::Result;
 
-use crate::workload::{Args, Machine, Plan, run};
+use crate::{
+    settings,
+    workload::{Args, Machine, Plan, run},
+};
 
 /// Exit status of bad usage, as clap has it.
 const USAGE: u8 = 2;
@@ -18,6 +21,12 @@ const USAGE: u8 = 2;
 /// # Errors
 /// If it cannot be run; what cannot be run as asked is an exit status.
 pub fn main(args: &Args) -> Result<ExitCode> {
+    for outcome in settings::repair() {
+        match outcome {
+            Ok(repaired) => eprintln!("hugeclear-trace: {repaired}"),
+            Err(error) => eprintln!("hugeclear-trace: {error}"),
+        }
+    }
     let report = match Plan::check(args, &Machine::read(Path::new("/"))).and_then(|plan| run(&plan))
     {
         Ok(report) => report,

@@ -96,7 +96,7 @@ pub(crate) fn list(source: &mut Source, path: &str) -> Option<Vec<u32>> {
 }
 
 /// Bytes of a base page.
-pub(super) fn page_size_bytes(source: &mut Source) -> u64 {
+pub(crate) fn page_size_bytes(source: &mut Source) -> u64 {
     const WORD: usize = size_of::<usize>();
     let from_auxv = source.bytes("proc/self/auxv").and_then(|auxv| {
         auxv.chunks_exact(2 * WORD).find_map(|entry| {

@@ -144,7 +144,7 @@ impl Facts {
             },
         );
         let cpu = Cpu::read(&mut source);
-        let numa = Numa::read(&mut source, &cpu);
+        let numa = Numa::read(&mut source, &cpu.online);
         Self {
             preempt,
             numa,

@@ -2,7 +2,10 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{cpu, cpu::Cpu, source::Source};
+use super::{cpu, source::Source};
+
+/// Where the nodes live, without the leading `/`.
+pub(crate) const DIR: &str = "sys/devices/system/node";
 
 /// Memory nodes of the machine.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -31,14 +34,13 @@ impl Numa {
             .map(|node| node.id)
     }
 
-    pub(super) fn read(source: &mut Source, cpu: &Cpu) -> Self {
-        const DIR: &str = "sys/devices/system/node";
+    pub(crate) fn read(source: &mut Source, online_cpus: &[u32]) -> Self {
         if !source.exists(DIR) {
             return Self {
                 built_in: false,
                 nodes: vec![NumaNode {
                     id: 0,
-                    cpus: cpu.online.clone(),
+                    cpus: online_cpus.to_vec(),
                 }],
             };
         }

@@ -114,13 +114,13 @@ impl Source {
     }
 }
 
-/// The chosen word of a choice: `always [madvise] never` in sysfs, `none (voluntary)` in debugfs.
+/// The chosen word of a choice such as `always [madvise] never`, or `none (voluntary) full` in
+/// debugfs's `sched/preempt`.
 pub(crate) fn bracketed(text: &str) -> Option<&str> {
     text.split_whitespace().find_map(|word| {
-        let square = word
-            .strip_prefix('[')
-            .and_then(|word| word.strip_suffix(']'));
-        square.or_else(|| word.strip_prefix('(')?.strip_suffix(')'))
+        [('[', ']'), ('(', ')')]
+            .into_iter()
+            .find_map(|(open, close)| word.strip_prefix(open)?.strip_suffix(close))
     })
 }
 
@@ -158,7 +158,9 @@ mod tests {
     fn brackets_mark_the_chosen_word() {
         assert_eq!(bracketed("always [madvise] never\n"), Some("madvise"));
         assert_eq!(bracketed("[none] integrity confidentiality"), Some("none"));
-        assert_eq!(bracketed("none (voluntary) full"), Some("voluntary"));
+        assert_eq!(bracketed("none (voluntary) full lazy\n"), Some("voluntary"));
+        assert_eq!(bracketed("full (laziest)\n"), Some("laziest"));
+        assert_eq!(bracketed("(none] [never)"), None);
         assert_eq!(bracketed("always never"), None);
         assert_eq!(bracketed(""), None);
     }

@@ -2,35 +2,45 @@
 
 use std::{
     fs,
+    ops::Range,
     path::{Path, PathBuf},
 };
 
 use nix::sys::resource::{UsageWho, getrusage};
 
-use super::{Error, Kind, Plan};
+use super::{Error, Kind, Plan, plan::Origin};
 use crate::facts::{thp, vmstat};
 
-/// Where the number of huge pages of a run is read.
+/// Where the number of pages of a run is read.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum HugePages {
-    /// The sum of fields of the mapping's entry in `/proc/self/smaps`.
+pub(super) enum Account {
+    /// The sum of fields of the mapping's entries in `/proc/self/smaps`.
     Smaps(&'static [&'static str]),
     /// The growth of a system-wide counter.
     Counter(PathBuf),
+    /// The blocks of the file.
+    Blocks,
+    /// The minor faults of the threads: one for each page, of whatever size.
+    MinorFaults,
     /// Nowhere: sizes below a PMD have no account before Linux 6.10.
     Nowhere,
 }
 
-impl HugePages {
+impl Account {
     pub(super) fn of(plan: &Plan) -> Self {
-        match plan.kind {
+        match (plan.kind, plan.origin) {
+            (Kind::FallocateHugetlb, _) => Self::Blocks,
+            // Neither the copies nor the mappings of zero pages are told from others.
+            (Kind::ForkCow, Origin::Pool) | (_, Origin::Zero) => Self::MinorFaults,
             // Both: the kernel takes a page for shared if the count of users of its page table is not
             // zero, and for gigantic pages since 6.12 that count is not set up (smaps_hugetlb_range,
             // hugetlb_pmd_shared).
-            Kind::Hugetlb => Self::Smaps(&["Private_Hugetlb", "Shared_Hugetlb"]),
+            (_, Origin::Pool) => Self::Smaps(&["Private_Hugetlb", "Shared_Hugetlb"]),
+            (_, Origin::Shmem) => Self::Smaps(&["ShmemPmdMapped"]),
+            (_, Origin::Base) => Self::Smaps(&["Anonymous"]),
             // smaps counts only what a PMD maps (smaps_pmd_entry, fs/proc/task_mmu.c).
-            Kind::Thp if plan.pmd_mapped => Self::Smaps(&["AnonHugePages"]),
-            Kind::Thp => {
+            (_, Origin::Transparent) if plan.pmd_mapped => Self::Smaps(&["AnonHugePages"]),
+            (_, Origin::Transparent) => {
                 let path = PathBuf::from(format!(
                     "/{}/hugepages-{}kB/stats/anon_fault_alloc",
                     thp::DIR,
@@ -45,6 +55,14 @@ impl HugePages {
         }
     }
 
+    /// Where the pages are counted that a parent has filled before its child writes.
+    pub(super) fn of_parent(plan: &Plan) -> Self {
+        match plan.origin {
+            Origin::Pool => Self::Smaps(&["Private_Hugetlb", "Shared_Hugetlb"]),
+            Origin::Transparent | Origin::Shmem | Origin::Base | Origin::Zero => Self::of(plan),
+        }
+    }
+
     /// In words, for the report.
     pub(super) fn source(&self) -> String {
         match self {
@@ -52,19 +70,19 @@ impl HugePages {
                 format!("{} of the mapping in /proc/self/smaps", fields.join(" + "))
             }
             Self::Counter(path) => format!("growth of {}, which is system-wide", path.display()),
+            Self::Blocks => "blocks of the file, by fstat".to_owned(),
+            Self::MinorFaults => "minor faults of the threads, by getrusage".to_owned(),
             Self::Nowhere => "not counted by this kernel; taken to be the touches".to_owned(),
         }
     }
 }
 
-/// Counters before or after a run.
+/// System-wide counters before or after a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Counters {
     /// `thp_fault_alloc` of `/proc/vmstat`: PMD-sized pages faulted in by anyone.
     thp_fault_alloc: Option<u64>,
-    /// Minor faults of this thread.
-    minor_faults: u64,
-    /// The counter of [`HugePages::Counter`].
+    /// The counter of [`Account::Counter`].
     pages: Option<u64>,
 }
 
@@ -72,25 +90,17 @@ pub(super) struct Counters {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Growth {
     pub(super) thp_fault_alloc: Option<u64>,
-    pub(super) minor_faults: u64,
     pub(super) pages: Option<u64>,
 }
 
 impl Counters {
-    pub(super) fn read(from: &HugePages) -> Result<Self, Error> {
-        let usage = getrusage(UsageWho::RUSAGE_THREAD).map_err(|error| Error::SystemCall {
-            call: "getrusage",
-            what: "this thread".to_owned(),
-            error,
-            hint: "",
-        })?;
-        let pages = match from {
-            HugePages::Counter(path) => read(path)?.trim().parse().ok(),
-            HugePages::Smaps(_) | HugePages::Nowhere => None,
+    pub(super) fn read(account: &Account) -> Result<Self, Error> {
+        let pages = match account {
+            Account::Counter(path) => read(path)?.trim().parse().ok(),
+            Account::Smaps(_) | Account::Blocks | Account::MinorFaults | Account::Nowhere => None,
         };
         Ok(Self {
             thp_fault_alloc: vmstat::counter(Path::new("/"), "thp_fault_alloc"),
-            minor_faults: usage.minor_page_faults().try_into().unwrap_or_default(),
             pages,
         })
     }
@@ -99,33 +109,46 @@ impl Counters {
         let grown = |after: Option<u64>, before: Option<u64>| after?.checked_sub(before?);
         Growth {
             thp_fault_alloc: grown(self.thp_fault_alloc, before.thp_fault_alloc),
-            minor_faults: self.minor_faults.saturating_sub(before.minor_faults),
             pages: grown(self.pages, before.pages),
         }
     }
 }
 
-/// Bytes that fields of `/proc/self/smaps` give together for the mapping that starts at `address`.
-pub(super) fn smaps_bytes(address: usize, fields: &[&str]) -> Result<Option<u64>, Error> {
-    let smaps = read("/proc/self/smaps")?;
-    let bytes = fields
-        .iter()
-        .map(|field| mapping_field_bytes(&smaps, address, field));
-    Ok(bytes.sum())
+/// Minor faults of this thread so far.
+pub(super) fn minor_faults() -> u64 {
+    getrusage(UsageWho::RUSAGE_THREAD)
+        .ok()
+        .and_then(|usage| usage.minor_page_faults().try_into().ok())
+        .expect("getrusage(RUSAGE_THREAD) always answers on Linux")
 }
 
-fn mapping_field_bytes(smaps: &str, address: usize, field: &str) -> Option<u64> {
+/// Bytes that fields of `/proc/self/smaps` give together for the mappings that begin within `addresses`.
+pub(super) fn smaps_bytes(addresses: &Range<usize>, fields: &[&str]) -> Result<Option<u64>, Error> {
+    let smaps = read("/proc/self/smaps")?;
+    Ok(fields
+        .iter()
+        .map(|field| field_bytes(&smaps, addresses, field))
+        .sum())
+}
+
+/// `None` if there is no such mapping, or the kernel does not tell the field.
+fn field_bytes(smaps: &str, addresses: &Range<usize>, field: &str) -> Option<u64> {
     let start = |line: &str| usize::from_str_radix(line.split_once('-')?.0, 16).ok();
-    smaps
-        .lines()
-        .skip_while(|line| start(line) != Some(address))
-        .skip(1)
-        .take_while(|line| start(line).is_none())
-        .find_map(|line| {
-            let value = line.strip_prefix(field)?.strip_prefix(':')?;
+    let mut is_ours = false;
+    let mut sum_bytes = None;
+    for line in smaps.lines() {
+        if let Some(start) = start(line) {
+            is_ours = addresses.contains(&start);
+        } else if is_ours
+            && let Some(value) = line
+                .strip_prefix(field)
+                .and_then(|rest| rest.strip_prefix(':'))
+        {
             let kib: u64 = value.trim().strip_suffix("kB")?.trim().parse().ok()?;
-            kib.checked_mul(1024)
-        })
+            *sum_bytes.get_or_insert(0) += kib.checked_mul(1024)?;
+        }
+    }
+    sum_bytes
 }
 
 fn read(path: impl Into<PathBuf>) -> Result<String, Error> {
@@ -150,12 +173,30 @@ AnonHugePages:      2048 kB
 ";
 
     #[test]
-    fn only_the_own_mapping_counts() {
-        let bytes = |address, field| mapping_field_bytes(SMAPS, address, field);
-        assert_eq!(bytes(0x7f00_0040_0000, "AnonHugePages"), Some(64 << 20));
-        assert_eq!(bytes(0x7f00_0040_0000, "Private_Hugetlb"), Some(0));
-        assert_eq!(bytes(0x7f00_0000_0000, "AnonHugePages"), Some(0));
-        assert_eq!(bytes(0x7f00_0000_0000, "Private_Hugetlb"), None);
-        assert_eq!(bytes(0x7f00_0020_0000, "AnonHugePages"), None);
+    fn only_the_own_mappings_count() {
+        let bytes = |addresses, field| field_bytes(SMAPS, &addresses, field);
+        let own = 0x7f00_0040_0000..0x7f00_0440_0000;
+        assert_eq!(bytes(own.clone(), "AnonHugePages"), Some(64 << 20));
+        assert_eq!(bytes(own, "Private_Hugetlb"), Some(0));
+        let both = 0x7f00_0040_0000..0x7f00_0520_0000;
+        assert_eq!(bytes(both, "AnonHugePages"), Some(66 << 20));
+        let first = 0x7f00_0000_0000..0x7f00_0020_0000;
+        assert_eq!(bytes(first.clone(), "AnonHugePages"), Some(0));
+        assert_eq!(bytes(first, "Private_Hugetlb"), None);
+        assert_eq!(
+            bytes(0x7f00_0020_0000..0x7f00_0040_0000, "AnonHugePages"),
+            None
+        );
+    }
+
+    #[test]
+    fn a_touch_is_a_minor_fault() {
+        let bytes = std::num::NonZeroUsize::new(64 << 10).unwrap();
+        let mut mapping = super::super::memory::Mapping::plain(bytes).unwrap();
+        let before = minor_faults();
+        for page in 0..16 {
+            mapping.touch(page * 4096);
+        }
+        assert_eq!(minor_faults() - before, 16);
     }
 }

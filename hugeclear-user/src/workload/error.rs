@@ -3,7 +3,10 @@
 use std::{io, path::PathBuf};
 
 use super::Kind;
-use crate::{settings, units::format_bytes};
+use crate::{
+    settings,
+    units::{format_bytes, format_numbers},
+};
 
 /// Memory is compared in whole MiB for people: what is needed rounded up, what there is down.
 const MIB: u64 = 1 << 20;
@@ -39,28 +42,101 @@ pub enum Error {
         offered: Vec<u64>,
     },
     /// No such CPU, or it is offline.
-    #[error("--cpu {cpu} is not online; online CPUs: {}", ranges(online))]
+    #[error("--cpu {cpu} is not online; online CPUs: {}", format_numbers(online))]
     NoSuchCpu {
         /// What was asked for.
         cpu: u32,
         /// What there is.
         online: Vec<u32>,
     },
-    /// The kernel has no such pages at all.
-    #[error("this kernel has no {}", match kind {
-        Kind::Thp => "transparent huge pages (not built in, as with PREEMPT_RT); use `workload hugetlb`",
-        Kind::Hugetlb => "hugetlb pages (CONFIG_HUGETLBFS is off); use `workload thp`",
-    })]
-    NotBuiltIn {
+    /// No such memory node, or it is offline.
+    #[error("node {node} is not online; online nodes: {}", format_numbers(online))]
+    NoSuchNode {
         /// What was asked for.
+        node: u32,
+        /// What there is.
+        online: Vec<u32>,
+    },
+    /// A node of memory alone.
+    #[error("node {node} has no CPUs to run on; it can be given to --mem-node only")]
+    NodeWithoutCpus {
+        /// What was asked for.
+        node: u32,
+    },
+    /// An option that means nothing here.
+    #[error("{option} is not for `workload {}`; see hugeclear-trace workload --help", kind.as_str())]
+    NotForKind {
+        /// The option.
+        option: &'static str,
+        /// The workload.
         kind: Kind,
     },
+    /// `zero-page` does not say what to do.
+    #[error("zero-page needs --bench compare or stride, and --mapping huge or small")]
+    NoBench,
+    /// Threads without a page.
+    #[error(
+        "--threads {threads} is more than the {pages} pages to touch; use a larger --size or fewer threads"
+    )]
+    TooManyThreads {
+        /// What was asked for.
+        threads: u32,
+        /// Pages touched in one pass.
+        pages: u64,
+    },
+    /// The touch is behind the page.
+    #[error("--touch `{}` is not inside a page of `{}`", format_bytes(*offset_bytes), format_bytes(*page_size_bytes))]
+    TouchOutside {
+        /// What was asked for.
+        offset_bytes: u64,
+        /// The page size in force.
+        page_size_bytes: u64,
+    },
+    /// The stride would not hit pages at the same place.
+    #[error(
+        "--stride `{}` is neither a multiple nor a divisor of the page size `{}`, or is larger than the size `{}`",
+        format_bytes(*stride_bytes),
+        format_bytes(*page_size_bytes),
+        format_bytes(*size_bytes)
+    )]
+    StrideDoesNotFit {
+        /// What was asked for.
+        stride_bytes: u64,
+        /// The page size in force.
+        page_size_bytes: u64,
+        /// The size in force.
+        size_bytes: u64,
+    },
+    /// The kernel has no such pages at all.
+    #[error("this kernel has no {origin}")]
+    NotBuiltIn {
+        /// Which pages, and why not.
+        origin: &'static str,
+    },
+    /// The kernel has no such call.
+    #[error("this kernel has no {call} (since Linux {since}){instead}")]
+    NoSuchCall {
+        /// The call.
+        call: &'static str,
+        /// The version that brought it.
+        since: &'static str,
+        /// What to do, beginning with `; `, or empty.
+        instead: &'static str,
+    },
     /// Transparent huge pages of that size are switched off.
-    #[error("transparent huge pages of `{}` are off; pass --configure, or write madvise to {}", format_bytes(*page_size_bytes), path.display())]
+    #[error("transparent huge pages of `{}` are off; pass --configure, or write {needs} to {}", format_bytes(*page_size_bytes), path.display())]
     ThpOff {
         /// The page size in force.
         page_size_bytes: u64,
+        /// The word that switches them on.
+        needs: &'static str,
         /// The file that switches them on.
+        path: PathBuf,
+    },
+    /// The huge zero page is switched off.
+    #[error("the huge zero page is off; pass --configure, or write 1 to {}", path.display())]
+    ZeroPageOff {
+        /// The file that switches it on.
         path: PathBuf,
     },
     /// Not enough free pages in the hugetlb pool.
@@ -89,15 +165,18 @@ pub enum Error {
     },
     /// More memory than there is.
     #[error(
-        "{} are needed, {} are available; use a smaller --size",
+        "{} are needed, {} are available{}; use a smaller --size",
         format_bytes(needed_bytes.div_ceil(MIB).saturating_mul(MIB)),
-        format_bytes(available_bytes / MIB * MIB)
+        format_bytes(available_bytes / MIB * MIB),
+        node.map_or(String::new(), |node| format!(" on node {node}"))
     )]
     NotEnoughMemory {
         /// Bytes one run needs.
         needed_bytes: u64,
-        /// `MemAvailable`, bytes.
+        /// `MemAvailable`, or what the node has, bytes.
         available_bytes: u64,
+        /// The node that memory must come from, if it must.
+        node: Option<u32>,
     },
     /// The handlers that let a signal end the run in order could not be set.
     #[error("cannot catch signals: {0}")]
@@ -113,6 +192,9 @@ pub enum Error {
     /// A setting could not be changed or put back.
     #[error(transparent)]
     Settings(#[from] settings::Error),
+    /// The child of `fork-cow` failed.
+    #[error("the child that writes failed: {0}")]
+    Child(String),
     /// A system call failed.
     #[error("{call} of {what} failed: {error}{hint}")]
     SystemCall {
@@ -135,15 +217,25 @@ impl Error {
             Self::ZeroSize
             | Self::NotWholePages { .. }
             | Self::NoSuchPageSize { .. }
-            | Self::NoSuchCpu { .. } => true,
+            | Self::NoSuchCpu { .. }
+            | Self::NoSuchNode { .. }
+            | Self::NodeWithoutCpus { .. }
+            | Self::NotForKind { .. }
+            | Self::NoBench
+            | Self::TooManyThreads { .. }
+            | Self::TouchOutside { .. }
+            | Self::StrideDoesNotFit { .. } => true,
             Self::NotBuiltIn { .. }
+            | Self::NoSuchCall { .. }
             | Self::ThpOff { .. }
+            | Self::ZeroPageOff { .. }
             | Self::PoolTooSmall { .. }
             | Self::PoolDidNotGrow { .. }
             | Self::NotEnoughMemory { .. }
             | Self::Signals(_)
             | Self::Read { .. }
             | Self::Settings(_)
+            | Self::Child(_)
             | Self::SystemCall { .. } => false,
         }
     }
@@ -155,38 +247,4 @@ fn list(sizes: &[u64]) -> String {
         .map(|bytes| format_bytes(*bytes))
         .collect::<Vec<_>>()
         .join(", ")
-}
-
-/// `0-3,6` of ascending numbers.
-fn ranges(numbers: &[u32]) -> String {
-    let mut ranges: Vec<(u32, u32)> = Vec::new();
-    for number in numbers {
-        match ranges.last_mut() {
-            Some((_, last)) if last.checked_add(1) == Some(*number) => *last = *number,
-            Some(_) | None => ranges.push((*number, *number)),
-        }
-    }
-    let words: Vec<String> = ranges
-        .into_iter()
-        .map(|(first, last)| {
-            if first == last {
-                first.to_string()
-            } else {
-                format!("{first}-{last}")
-            }
-        })
-        .collect();
-    words.join(",")
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn cpu_lists_are_short() {
-        assert_eq!(ranges(&[0, 1, 2, 3, 6]), "0-3,6");
-        assert_eq!(ranges(&[0]), "0");
-        assert_eq!(ranges(&[]), "");
-    }
 }

@@ -2,22 +2,29 @@
 //!
 //! Flow: [`Args`] (clap) and [`Machine`] (what the machine offers) -> [`Plan::check`] (pure) ->
 //! [`run()`] -> [`Report`]. The report is the ground truth that traces are tested against: how many
-//! huge pages the kernel itself says it mapped, not how many were asked for.
+//! pages the kernel itself says it gave, not how many were asked for.
 //!
-//! It runs in one thread, keeps its heap below one huge page and its buffers out of reach of huge
-//! pages, so that with THP `always` it faults no huge page but those it means to.
+//! A run is one pass (or several, for a duration) over fresh memory ([`area`]) by its threads, in `run`.
+//! Their heap and their stacks stay below one huge page, and their buffers are out of reach of huge pages,
+//! so that with THP `always` they fault no huge page but those they mean to.
 
 mod account;
+mod area;
 mod args;
+mod child;
 mod error;
+mod machine;
 pub(crate) mod memory;
+mod place;
 mod plan;
+mod pressure;
 mod report;
 mod run;
 mod signals;
 
-pub use args::{Args, Kind};
+pub use args::{Args, Bench, Kind, PopulateBy, Retouch, Touch, ZeroMapping};
 pub use error::Error;
-pub use plan::{Machine, Plan};
-pub use report::{Latency, Report, Run};
+pub use machine::{Machine, Node, NodePool};
+pub use plan::Plan;
+pub use report::{Expected, Latency, Report, Rewrite, Run, Summary};
 pub use run::run;

@@ -2,39 +2,63 @@
 
 use std::fmt;
 
+use hdrhistogram::Histogram;
+use hugeclear_ebpf::key::Cause;
 use serde::{Deserialize, Serialize};
 
-use super::{Kind, Plan};
-use crate::{settings::Change, units::format_bytes};
+use super::{Kind, Plan, plan::ZeroBench, run::Pass};
+use crate::{
+    grid::{Column, grid},
+    settings::Change,
+    stats::Spread,
+    units::{format_bytes, format_ns},
+    window::Operation,
+};
+
+/// Significant decimal digits of the latencies' percentiles: within 0.1 %.
+const DIGITS: u8 = 3;
 
 /// The ground truth of a workload.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Report {
-    /// Where the huge pages came from.
+    /// What it did.
     pub kind: Kind,
-    /// Bytes of one huge page.
+    /// Bytes of one page.
     pub page_size_bytes: u64,
-    /// CPU it was pinned to, if any.
-    pub cpu: Option<u32>,
+    /// Bytes of memory that a pass maps.
+    pub size_bytes: u64,
+    /// Threads that shared it.
+    pub threads: u32,
+    /// CPUs that they were pinned to, in turn; those of the node with `--node`; empty: not pinned.
+    pub cpus: Vec<u32>,
+    /// Node that memory had to come from, if any.
+    pub mem_node: Option<u32>,
+    /// Where pages were touched first.
+    pub touch: String,
     /// Runs asked for.
     pub repeat: u32,
-    /// Pages touched, over all runs: the faults it caused on purpose.
+    /// Pages touched (by fallocate, collapsed, ... as the workload says), over all runs: the faults it
+    /// caused on purpose.
     pub faults: u64,
-    /// Huge pages it got, over all runs, by the kernel's account; `None` if the kernel has none.
-    pub huge_pages: Option<u64>,
+    /// Pages of this size that it got, over all runs, by the kernel's account; `None` if the kernel has
+    /// none.
+    pub pages: Option<u64>,
     /// Where the kernel accounts for them, in words.
-    pub huge_pages_source: String,
-    /// Clears of this page size that a trace must show: the huge pages it got, or the touches where
-    /// the kernel does not account for them.
+    pub pages_source: String,
+    /// What a trace of all runs must show.
+    pub expected: Vec<Expected>,
+    /// Clears among those.
     pub expected_clears: u64,
-    /// Bytes of those clears.
+    /// Bytes of memory it got, over all runs.
     pub bytes: u64,
-    /// Time of all touch loops, ns.
+    /// Time of all runs, ns.
     pub elapsed_ns: u64,
-    /// Time of a touch, over all runs; `None` if nothing was touched.
+    /// Time of a fault, over all runs; `None` if there was none.
     pub latency: Option<Latency>,
-    /// What the two clock readings around a touch cost, ns; it is part of each latency.
+    /// What the two clock readings around a fault cost, ns; it is part of each latency.
     pub timer_overhead_ns: u64,
+    /// How the runs spread; `None` if there was none.
+    pub summary: Option<Summary>,
     /// Each run.
     pub runs: Vec<Run>,
     /// Settings that were changed for the runs and put back.
@@ -45,51 +69,237 @@ pub struct Report {
     pub interrupted_by: Option<i32>,
 }
 
-/// One run on fresh memory.
+/// Clears or copies that a trace must show, at each site where this kernel makes them: up to 6.12 with
+/// `init_on_alloc` an anonymous page is cleared twice, by the allocator and by the clear function.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Expected {
+    /// `clear` or `copy`.
+    pub operation: Operation,
+    /// The cause, as a trace names it.
+    pub cause: String,
+    /// Bytes of each page.
+    pub page_size_bytes: u64,
+    /// How many.
+    pub count: u64,
+}
+
+/// One run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Run {
     /// Pages touched.
     pub faults: u64,
-    /// Huge pages it got, by the kernel's account.
-    pub huge_pages: Option<u64>,
-    /// Time of the touch loop, ns.
+    /// Pages of the size asked for that it got, by the kernel's account.
+    pub pages: Option<u64>,
+    /// Pages that a parent had filled before its child wrote (`fork-cow`).
+    pub filled: u64,
+    /// Passes over fresh memory: more than one with `--duration` only.
+    pub passes: u32,
+    /// Bytes of memory it got.
+    pub bytes: u64,
+    /// Time of its slowest thread, ns; of what is timed alone: memory is mapped before and unmapped after.
     pub elapsed_ns: u64,
-    /// Minor faults of the thread during the touch loop; equals `faults` if nothing else was touched
-    /// for the first time.
+    /// Bytes per ns: 1e9 bytes per second.
+    pub gb_per_s: f64,
+    /// 2^30 bytes per second.
+    pub gib_per_s: f64,
+    /// Minor faults of the threads meanwhile; equals `faults` if nothing else was touched for the first
+    /// time.
     pub minor_faults: u64,
     /// Growth of `thp_fault_alloc` in `/proc/vmstat`: PMD-sized faults of the whole system.
     pub thp_fault_alloc: Option<u64>,
-    /// Time of a touch; `None` if nothing was touched.
+    /// Time of a fault; `None` if there was none.
     pub latency: Option<Latency>,
+    /// Time of reading and writing the memory again, with `--retouch`; of the slowest thread.
+    pub retouch: Option<Rewrite>,
+    /// Time of the iterations of `zero-page`, ns.
+    pub bench_ns: Option<u64>,
+    /// What the threads of `--saturate` wrote meanwhile, 1e9 bytes per second.
+    pub saturated_gb_per_s: Option<f64>,
 }
 
-/// Time of a touch: the fault with its clear, and two clock readings.
+/// Times of going over memory that is there.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Rewrite {
+    /// Reading every word, ns.
+    pub read_ns: u64,
+    /// Writing every word, ns.
+    pub write_ns: u64,
+}
+
+impl Rewrite {
+    pub(super) fn add(&mut self, other: Self) {
+        self.read_ns += other.read_ns;
+        self.write_ns += other.write_ns;
+    }
+}
+
+/// How runs spread: the unit of repetition is the run.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Summary {
+    /// `elapsed_ns` of the runs.
+    pub elapsed_ns: Spread,
+    /// `gb_per_s` of the runs.
+    pub gb_per_s: Spread,
+    /// `gib_per_s` of the runs.
+    pub gib_per_s: Spread,
+    /// Medians of the runs' latencies, ns.
+    pub latency_p50_ns: Option<Spread>,
+    /// 90th percentiles, ns.
+    pub latency_p90_ns: Option<Spread>,
+    /// 99th percentiles, ns.
+    pub latency_p99_ns: Option<Spread>,
+    /// Longest, ns.
+    pub latency_max_ns: Option<Spread>,
+    /// Reading the memory again, ns.
+    pub retouch_read_ns: Option<Spread>,
+    /// Writing the memory again, ns.
+    pub retouch_write_ns: Option<Spread>,
+    /// One iteration of `zero-page`, ns.
+    pub iteration_ns: Option<Spread>,
+    /// What the threads of `--saturate` wrote, 1e9 bytes per second.
+    pub saturated_gb_per_s: Option<Spread>,
+}
+
+/// Time of a fault with its clear, as the program feels it, and two clock readings.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Latency {
+    /// How many.
+    pub count: u64,
     /// Least, ns.
     pub min_ns: u64,
     /// Mean, ns, rounded down.
     pub mean_ns: u64,
-    /// Median, ns; of an even number of touches the mean of the middle two, rounded down.
-    pub median_ns: u64,
+    /// Median, ns, within 0.1 %, as the other percentiles.
+    pub p50_ns: u64,
+    /// 90th percentile, ns.
+    pub p90_ns: u64,
+    /// 99th percentile, ns.
+    pub p99_ns: u64,
+    /// 99.9th percentile, ns.
+    pub p999_ns: u64,
     /// Most, ns.
     pub max_ns: u64,
 }
 
-impl Latency {
-    /// Of these times, which are sorted in place (no memory is taken between runs); `None` of none.
-    pub(super) fn of(times_ns: &mut [u64]) -> Option<Self> {
-        times_ns.sort_unstable();
-        let (min_ns, max_ns) = (*times_ns.first()?, *times_ns.last()?);
-        let count = times_ns.len();
-        let (low, high) = (times_ns[(count - 1) / 2], times_ns[count / 2]);
-        let sum: u128 = times_ns.iter().map(|ns| u128::from(*ns)).sum();
-        let mean_ns = sum / count as u128;
-        Some(Self {
-            min_ns,
+/// Latencies as they come, in bounded memory.
+#[derive(Debug)]
+pub(super) struct Latencies {
+    histogram: Histogram<u64>,
+    sum_ns: u128,
+    min_ns: u64,
+    max_ns: u64,
+}
+
+impl Default for Latencies {
+    fn default() -> Self {
+        Self {
+            histogram: Histogram::new(DIGITS).expect("the digits are in range"),
+            sum_ns: 0,
+            min_ns: u64::MAX,
+            max_ns: 0,
+        }
+    }
+}
+
+impl Latencies {
+    pub(super) fn record(&mut self, times_ns: &[u64]) {
+        for &ns in times_ns {
+            self.histogram.saturating_record(ns);
+            self.sum_ns += u128::from(ns);
+            self.min_ns = self.min_ns.min(ns);
+            self.max_ns = self.max_ns.max(ns);
+        }
+    }
+
+    pub(super) fn add(&mut self, other: &Self) {
+        let added = self.histogram.add(&other.histogram);
+        added.expect("both histograms grow to whatever they are given");
+        self.sum_ns += other.sum_ns;
+        self.min_ns = self.min_ns.min(other.min_ns);
+        self.max_ns = self.max_ns.max(other.max_ns);
+    }
+
+    pub(super) fn summary(&self) -> Option<Latency> {
+        let count = self.histogram.len();
+        if count == 0 {
+            return None;
+        }
+        let mean_ns = self.sum_ns / u128::from(count);
+        let quantile = |quantile| {
+            let ns = self.histogram.value_at_quantile(quantile);
+            ns.clamp(self.min_ns, self.max_ns)
+        };
+        Some(Latency {
+            count,
+            min_ns: self.min_ns,
             mean_ns: u64::try_from(mean_ns).expect("a mean is at most the largest"),
-            median_ns: low.midpoint(high),
-            max_ns,
+            p50_ns: quantile(0.5),
+            p90_ns: quantile(0.9),
+            p99_ns: quantile(0.99),
+            p999_ns: quantile(0.999),
+            max_ns: self.max_ns,
+        })
+    }
+}
+
+impl Run {
+    pub(super) fn new(
+        plan: &Plan,
+        pass: &Pass,
+        passes: u32,
+        thp_fault_alloc: Option<u64>,
+        latency: Option<Latency>,
+        saturated_gb_per_s: Option<f64>,
+    ) -> Self {
+        let got = pass.pages.unwrap_or(pass.faults).min(pass.faults);
+        let small_bytes = (pass.faults - got).saturating_mul(plan.small_bytes());
+        let bytes = got
+            .saturating_mul(plan.page_size_bytes)
+            .saturating_add(small_bytes);
+        let gb_per_s = bytes as f64 / pass.elapsed_ns.max(1) as f64;
+        Self {
+            faults: pass.faults,
+            pages: pass.pages,
+            filled: pass.filled,
+            passes,
+            bytes,
+            elapsed_ns: pass.elapsed_ns,
+            gb_per_s,
+            gib_per_s: gb_per_s * 1e9 / (1_u64 << 30) as f64,
+            minor_faults: pass.minor_faults,
+            thp_fault_alloc,
+            latency,
+            retouch: plan.retouch.map(|_| pass.rewrite),
+            bench_ns: plan.zero_bench.map(|_| pass.bench_ns),
+            saturated_gb_per_s,
+        }
+    }
+}
+
+impl Summary {
+    fn of(plan: &Plan, runs: &[Run]) -> Option<Self> {
+        let spread = |of: &dyn Fn(&Run) -> Option<f64>| Spread::of(runs.iter().filter_map(of));
+        let latency = |of: fn(&Latency) -> u64| {
+            spread(&|run: &Run| run.latency.as_ref().map(|latency| of(latency) as f64))
+        };
+        let retouch = |of: fn(&Rewrite) -> u64| {
+            spread(&|run: &Run| run.retouch.as_ref().map(|rewrite| of(rewrite) as f64))
+        };
+        let iterations = plan
+            .zero_bench
+            .map(|ZeroBench { iterations, .. }| iterations);
+        Some(Self {
+            elapsed_ns: spread(&|run| Some(run.elapsed_ns as f64))?,
+            gb_per_s: spread(&|run| Some(run.gb_per_s))?,
+            gib_per_s: spread(&|run| Some(run.gib_per_s))?,
+            latency_p50_ns: latency(|latency| latency.p50_ns),
+            latency_p90_ns: latency(|latency| latency.p90_ns),
+            latency_p99_ns: latency(|latency| latency.p99_ns),
+            latency_max_ns: latency(|latency| latency.max_ns),
+            retouch_read_ns: retouch(|rewrite| rewrite.read_ns),
+            retouch_write_ns: retouch(|rewrite| rewrite.write_ns),
+            iteration_ns: spread(&|run| Some(run.bench_ns? as f64 / f64::from(iterations?))),
+            saturated_gb_per_s: spread(&|run| run.saturated_gb_per_s),
         })
     }
 }
@@ -98,36 +308,39 @@ impl Report {
     pub(super) fn new(
         plan: &Plan,
         runs: Vec<Run>,
-        latency: Option<Latency>,
+        latencies: &Latencies,
         timer_overhead_ns: u64,
-        huge_pages_source: String,
+        pages_source: String,
         interrupted_by: Option<i32>,
     ) -> Self {
         let faults = runs.iter().map(|run| run.faults).sum();
-        let huge_pages: Option<u64> = runs.iter().map(|run| run.huge_pages).sum();
-        let expected_clears = huge_pages.unwrap_or(faults);
+        let pages: Option<u64> = runs.iter().map(|run| run.pages).sum();
+        let expected = expected(plan, &runs);
         let mut notes = plan.notes.clone();
-        if let Some(huge_pages) = huge_pages
-            && huge_pages != faults
-        {
-            notes.push(format!(
-                "{faults} touches got {huge_pages} huge pages of {}: the kernel fell back to another size where it found no free page of this one",
-                format_bytes(plan.page_size_bytes)
-            ));
-        }
+        notes.extend(note_of_pages(plan, faults, pages));
         Self {
             kind: plan.kind,
             page_size_bytes: plan.page_size_bytes,
-            cpu: plan.cpu,
+            size_bytes: plan.size_bytes(),
+            threads: plan.threads,
+            cpus: [&plan.cpus[..], &plan.node_cpus].concat(),
+            mem_node: plan.mem_node,
+            touch: plan.touch.to_string(),
             repeat: plan.repeat,
             faults,
-            huge_pages,
-            huge_pages_source,
-            expected_clears,
-            bytes: expected_clears.saturating_mul(plan.page_size_bytes),
+            pages,
+            pages_source,
+            expected_clears: expected
+                .iter()
+                .filter(|expected| expected.operation == Operation::Clear)
+                .map(|expected| expected.count)
+                .sum(),
+            expected,
+            bytes: runs.iter().map(|run| run.bytes).sum(),
             elapsed_ns: runs.iter().map(|run| run.elapsed_ns).sum(),
-            latency,
+            latency: latencies.summary(),
             timer_overhead_ns,
+            summary: Summary::of(plan, &runs),
             runs,
             configured: plan.changes.clone(),
             notes,
@@ -136,41 +349,115 @@ impl Report {
     }
 }
 
+/// Clears and copies of all runs.
+fn expected(plan: &Plan, runs: &[Run]) -> Vec<Expected> {
+    let row = |operation, cause: Cause, count| Expected {
+        operation,
+        cause: cause.name().to_owned(),
+        page_size_bytes: plan.page_size_bytes,
+        count,
+    };
+    let cleared = runs.iter().map(|run| match plan.kind {
+        Kind::ForkCow => run.filled,
+        Kind::Thp
+        | Kind::Mthp
+        | Kind::Hugetlb
+        | Kind::Shmem
+        | Kind::MemfdHugetlb
+        | Kind::FallocateHugetlb
+        | Kind::Collapse
+        | Kind::ZeroPage
+        | Kind::Populate
+        | Kind::Base => run.pages.unwrap_or(run.faults),
+    });
+    let clears = plan
+        .clear_cause()
+        .map(|cause| row(Operation::Clear, cause, cleared.sum()));
+    let copied = runs.iter().map(|run| run.faults).sum();
+    let copies = plan
+        .copies()
+        .then(|| row(Operation::Copy, Cause::HugetlbFault, copied));
+    clears.into_iter().chain(copies).collect()
+}
+
+/// What it means that pages are not what was touched.
+fn note_of_pages(plan: &Plan, faults: u64, pages: Option<u64>) -> Option<String> {
+    let pages = pages.filter(|pages| *pages != faults)?;
+    let size = format_bytes(plan.page_size_bytes);
+    Some(match plan.kind {
+        Kind::ForkCow => format!(
+            "{faults} huge pages of {size} were written to by the child, which then had {pages}: the kernel splits them and copies base pages"
+        ),
+        Kind::ZeroPage => format!(
+            "{faults} touches made {pages} faults: the memory is not mapped by zero pages of {size} alone"
+        ),
+        Kind::Thp
+        | Kind::Mthp
+        | Kind::Hugetlb
+        | Kind::Shmem
+        | Kind::MemfdHugetlb
+        | Kind::FallocateHugetlb
+        | Kind::Collapse
+        | Kind::Populate
+        | Kind::Base => format!(
+            "{faults} touches got {pages} pages of {size}: the kernel fell back to another size where it found no free page of this one"
+        ),
+    })
+}
+
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let page = format_bytes(self.page_size_bytes);
         write!(
             f,
-            "{}: touched {} x {page}",
+            "{}: {} of {} runs of {} in pages of {page}",
             self.kind.as_str(),
-            self.faults
+            self.runs.len(),
+            self.repeat,
+            format_bytes(self.size_bytes),
         )?;
-        if let Some(cpu) = self.cpu {
-            write!(f, " on CPU {cpu}")?;
+        if self.threads > 1 {
+            write!(f, ", {} threads", self.threads)?;
         }
-        writeln!(f, ", {} of {} runs", self.runs.len(), self.repeat)?;
-        writeln!(
-            f,
-            "clears to expect in a trace: {} x {page} ({})",
-            self.expected_clears, self.huge_pages_source
-        )?;
-        for (number, run) in self.runs.iter().enumerate() {
+        match self.cpus[..] {
+            [] => {}
+            [cpu] => write!(f, ", CPU {cpu}")?,
+            _ => write!(f, ", CPUs {}", crate::units::format_numbers(&self.cpus))?,
+        }
+        if let Some(node) = self.mem_node {
+            write!(f, ", memory of node {node}")?;
+        }
+        writeln!(f)?;
+        if let Some(summary) = &self.summary {
+            writeln!(f, "{}", summary.table(self.kind))?;
+        }
+        let touched = self.kind.verb();
+        match self.pages {
+            Some(pages) => writeln!(
+                f,
+                "{touched} {} pages; got {pages} of {page} ({})",
+                self.faults, self.pages_source
+            )?,
+            None => writeln!(
+                f,
+                "{touched} {} pages; got: {}",
+                self.faults, self.pages_source
+            )?,
+        }
+        if self.expected.is_empty() {
+            writeln!(f, "a trace must show no clear of it")?;
+        }
+        for expected in &self.expected {
             writeln!(
                 f,
-                "run {}: {} in {}{}",
-                number + 1,
-                format_bytes(run.faults.saturating_mul(self.page_size_bytes)),
-                time(run.elapsed_ns),
-                per_touch(run.latency)
-            )?;
-        }
-        if self.runs.len() > 1 {
-            writeln!(
-                f,
-                "all: {} in {}{}",
-                format_bytes(self.faults.saturating_mul(self.page_size_bytes)),
-                time(self.elapsed_ns),
-                per_touch(self.latency)
+                "a trace must show {} {} of {}, cause {}",
+                expected.count,
+                match expected.operation {
+                    Operation::Clear => "clears",
+                    Operation::Copy => "copies",
+                },
+                format_bytes(expected.page_size_bytes),
+                expected.cause
             )?;
         }
         for Change { path, value } in &self.configured {
@@ -190,33 +477,78 @@ impl fmt::Display for Report {
     }
 }
 
-fn per_touch(latency: Option<Latency>) -> String {
-    latency.map_or_else(
-        String::new,
-        |Latency {
-             min_ns,
-             mean_ns,
-             median_ns,
-             max_ns,
-         }| {
-            format!(
-                "; per fault min {}, mean {}, median {}, max {}",
-                time(min_ns),
-                time(mean_ns),
-                time(median_ns),
-                time(max_ns)
-            )
-        },
-    )
+impl Kind {
+    /// What it does to a page, in the past tense.
+    fn verb(self) -> &'static str {
+        match self {
+            Self::Thp | Self::Mthp | Self::Hugetlb | Self::Shmem | Self::MemfdHugetlb => "touched",
+            Self::FallocateHugetlb => "allocated",
+            Self::ForkCow => "wrote from a child to",
+            Self::Collapse => "collapsed",
+            Self::ZeroPage => "read",
+            Self::Populate => "populated",
+            Self::Base => "touched",
+        }
+    }
 }
 
-/// Nanoseconds in the unit that leaves one to three digits before the point.
-fn time(ns: u64) -> String {
-    match ns {
-        0..1_000 => format!("{ns} ns"),
-        1_000..1_000_000 => format!("{:.2} us", ns as f64 / 1e3),
-        1_000_000..1_000_000_000 => format!("{:.2} ms", ns as f64 / 1e6),
-        _ => format!("{:.3} s", ns as f64 / 1e9),
+impl Summary {
+    fn table(&self, kind: Kind) -> String {
+        const COLUMNS: [Column; 7] = [
+            ("", true),
+            ("mean", false),
+            ("sd", false),
+            ("SE", false),
+            ("min", false),
+            ("max", false),
+            ("n", false),
+        ];
+        let time = |ns: f64| format_ns(ns);
+        let rate = |rate: f64| format!("{rate:.3}");
+        type Format = fn(f64) -> String;
+        let (time, rate): (Format, Format) = (time, rate);
+        let each = match kind {
+            Kind::FallocateHugetlb | Kind::Collapse | Kind::Populate => "per call",
+            Kind::Thp
+            | Kind::Mthp
+            | Kind::Hugetlb
+            | Kind::Shmem
+            | Kind::MemfdHugetlb
+            | Kind::ForkCow
+            | Kind::ZeroPage
+            | Kind::Base => "per fault",
+        };
+        let rows = [
+            ("elapsed".to_owned(), Some(self.elapsed_ns), time),
+            ("GB/s".to_owned(), Some(self.gb_per_s), rate),
+            ("GiB/s".to_owned(), Some(self.gib_per_s), rate),
+            (format!("{each}, p50"), self.latency_p50_ns, time),
+            (format!("{each}, p90"), self.latency_p90_ns, time),
+            (format!("{each}, p99"), self.latency_p99_ns, time),
+            (format!("{each}, max"), self.latency_max_ns, time),
+            ("read again".to_owned(), self.retouch_read_ns, time),
+            ("written again".to_owned(), self.retouch_write_ns, time),
+            ("one iteration".to_owned(), self.iteration_ns, time),
+            (
+                "GB/s of saturating threads".to_owned(),
+                self.saturated_gb_per_s,
+                rate,
+            ),
+        ];
+        let records = rows.into_iter().filter_map(|(name, spread, format)| {
+            let spread = spread?;
+            let or_dash = |value: Option<f64>| value.map_or_else(|| "-".to_owned(), format);
+            Some(vec![
+                name,
+                format(spread.mean),
+                or_dash(spread.sd),
+                or_dash(spread.se),
+                format(spread.min),
+                format(spread.max),
+                spread.n.to_string(),
+            ])
+        });
+        grid(&COLUMNS, records)
     }
 }
 
@@ -226,32 +558,35 @@ mod tests {
 
     #[test]
     fn latencies_of_known_numbers() {
-        let of = |times: &[u64]| Latency::of(&mut times.to_vec());
+        let of = |times: &[u64]| {
+            let mut latencies = Latencies::default();
+            latencies.record(times);
+            latencies.summary()
+        };
         assert_eq!(of(&[]), None);
+        let one = of(&[7]).unwrap();
         assert_eq!(
-            of(&[7]),
-            Some(Latency {
-                min_ns: 7,
-                mean_ns: 7,
-                median_ns: 7,
-                max_ns: 7
-            })
+            (one.min_ns, one.mean_ns, one.p50_ns, one.max_ns),
+            (7, 7, 7, 7)
         );
-        assert_eq!(
-            of(&[9, 1, 2, 4]),
-            Some(Latency {
-                min_ns: 1,
-                mean_ns: 4,
-                median_ns: 3,
-                max_ns: 9
-            })
+        let four = of(&[9, 1, 2, 4]).unwrap();
+        assert_eq!((four.count, four.min_ns, four.mean_ns), (4, 1, 4));
+        assert_eq!((four.p50_ns, four.p99_ns, four.max_ns), (2, 9, 9));
+        let most = of(&[u64::MAX; 3]).unwrap();
+        assert_eq!((most.mean_ns, most.max_ns), (u64::MAX, u64::MAX));
+    }
+
+    #[test]
+    fn sums_of_latencies_are_those_of_all() {
+        let (mut first, mut second, mut both) = (
+            Latencies::default(),
+            Latencies::default(),
+            Latencies::default(),
         );
-        let most = Some(Latency {
-            min_ns: u64::MAX,
-            mean_ns: u64::MAX,
-            median_ns: u64::MAX,
-            max_ns: u64::MAX,
-        });
-        assert_eq!(of(&[u64::MAX; 3]), most);
+        first.record(&[3, 1_000_000]);
+        second.record(&[2, 5_000]);
+        both.record(&[3, 1_000_000, 2, 5_000]);
+        first.add(&second);
+        assert_eq!(first.summary(), both.summary());
     }
 }
