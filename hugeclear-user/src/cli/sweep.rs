@@ -26,7 +26,7 @@ use crate::{
         tracer::{TraceError, Tracer},
     },
     report::Summary,
-    settings::{Applied, Change, current},
+    settings::{self, Applied, Change, current},
     sweep::{
         Args, Child, Error, Offer, Outcome, Plan, Planned, Report, Run, Trace, Traced, Tracing,
     },
@@ -37,12 +37,20 @@ use crate::{
 const USAGE: u8 = 2;
 /// How long a workload may take to end after SIGTERM before it is killed.
 const GRACE: Duration = Duration::from_secs(10);
+/// How much later than the workload a signal to all of us may reach this process.
+const MOMENT: Duration = Duration::from_millis(200);
 
 /// Runs every combination and prints what was measured.
 ///
 /// # Errors
 /// If nothing can be run, a run fails, or a setting cannot be switched or put back.
 pub fn main(args: &Args) -> Result<ExitCode> {
+    for outcome in settings::repair() {
+        match outcome {
+            Ok(repaired) => eprintln!("hugeclear-trace: {repaired}"),
+            Err(error) => eprintln!("hugeclear-trace: {error}"),
+        }
+    }
     let facts = Facts::read(Path::new("/"));
     let plan = match Plan::new(args, &Offer::read(Path::new("/"), &facts)) {
         Ok(plan) => plan,
@@ -79,6 +87,7 @@ async fn sweep(args: &Args, facts: &Facts, plan: &Plan) -> Result<ExitCode> {
         notes.extend(trace.tracer.notes.clone());
     }
     let before = values_before(plan)?;
+    let mut applied = Applied::apply(&[])?;
 
     let seed = args.seed.unwrap_or_else(|| fastrand::u32(..).into());
     let order = plan.order(args.repeat, seed);
@@ -89,7 +98,7 @@ async fn sweep(args: &Args, facts: &Facts, plan: &Plan) -> Result<ExitCode> {
     for (done, place) in order.into_iter().enumerate() {
         let planned = &plan.combinations[place];
         bar.set_message(planned.combination.to_string());
-        let end = one_run(planned, &mut signals, trace.as_mut()).await;
+        let end = one_run(planned, &mut applied, &mut signals, trace.as_mut()).await;
         match end {
             Ok(End::Run(workload, traced)) => runs.push(Run {
                 round: u32::try_from(done / plan.combinations.len() + 1)
@@ -111,7 +120,10 @@ async fn sweep(args: &Args, facts: &Facts, plan: &Plan) -> Result<ExitCode> {
     }
     bar.finish_and_clear();
 
-    let restored = verified(before);
+    let restored = applied
+        .put_back()
+        .map_err(anyhow::Error::from)
+        .and_then(|()| verified(before));
     let trace = trace.map(|trace| {
         let probes = trace.tracer.probes.clone();
         let losses = trace.tracer.end().losses;
@@ -121,6 +133,9 @@ async fn sweep(args: &Args, facts: &Facts, plan: &Plan) -> Result<ExitCode> {
     let mut report = Report {
         facts: Summary::new(facts),
         workload: args.workload.clone(),
+        combinations: (plan.combinations.iter())
+            .map(|planned| planned.combination.clone())
+            .collect(),
         rounds: args.repeat,
         seed,
         refused: plan.refused.clone(),
@@ -162,13 +177,14 @@ enum End {
 
 async fn one_run(
     planned: &Planned,
+    applied: &mut Applied,
     signals: &mut Signals,
     mut trace: Option<&mut LiveTrace>,
 ) -> Result<End> {
     if let Some(signal) = signals.came().await {
         return Ok(End::Signal(signal));
     }
-    let applied = Applied::apply(&planned.changes)?;
+    applied.switch(&planned.changes)?;
     for Change { path, value } in &planned.changes {
         let is = current(path)?;
         ensure!(
@@ -194,14 +210,17 @@ async fn one_run(
         }
     };
     let rows = trace.map(LiveTrace::rows_since_last);
-    applied.put_back()?;
     match outcome {
         Outcome::Done(report) => match report.interrupted_by {
             None => {
                 let traced = rows.map(|rows| Traced::new(rows, report.page_size_bytes));
                 Ok(End::Run(report, traced))
             }
-            Some(signal) => Err(anyhow!("the workload was ended by signal {signal}")),
+            // A Ctrl-C goes to both of us, and may have reached it first.
+            Some(signal) => match timeout(MOMENT, signals.next()).await {
+                Ok(signal) => Ok(End::Signal(signal)),
+                Err(_) => Err(anyhow!("the workload was ended by signal {signal}")),
+            },
         },
         Outcome::Failed(why) => Err(anyhow!(why)),
     }

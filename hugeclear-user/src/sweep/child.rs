@@ -1,10 +1,16 @@
 //! One run: the workload in a process of its own.
 
-use std::process::{ExitStatus, Output, Stdio};
+use std::{
+    io,
+    process::{ExitStatus, Output, Stdio},
+};
 
 use anyhow::{Context as _, Result};
 use nix::{
-    sys::signal::{Signal, kill},
+    sys::{
+        prctl::set_pdeathsig,
+        signal::{Signal, kill},
+    },
     unistd::Pid,
 };
 use tokio::process::{Child as Process, Command};
@@ -37,14 +43,20 @@ impl Child {
     /// # Errors
     /// If it cannot be started.
     pub fn start(words: &[String]) -> Result<Self> {
-        Command::new(SELF)
+        let mut command = Command::new(SELF);
+        command
             .arg("workload")
             .args(words)
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             // Should this process end without waiting.
-            .kill_on_drop(true)
+            .kill_on_drop(true);
+        // And should it be killed: nobody would read what the workload did.
+        let end_with_us = || set_pdeathsig(Signal::SIGTERM).map_err(io::Error::from);
+        // SAFETY: between fork and exec only a system call is made, and nothing is allocated.
+        unsafe { command.pre_exec(end_with_us) };
+        command
             .spawn()
             .map(Self)
             .context("cannot start the workload")

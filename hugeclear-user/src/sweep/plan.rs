@@ -1,6 +1,6 @@
 //! From what was asked and what the machine offers to the runs to make. Pure.
 
-use std::{collections::BTreeMap, fmt};
+use std::{collections::BTreeMap, fmt, path::Path};
 
 use clap::{Args as _, FromArgMatches as _, parser::ValueSource};
 use serde::{Deserialize, Serialize};
@@ -316,14 +316,30 @@ fn planned(
         workload::Args::from_arg_matches(&matches)
     };
     let mut workload = parse(&words).map_err(Error::Words)?;
-    workload.configure = args.workload.iter().any(|word| is_configure(&word));
-    Ok(workload::Plan::check(&workload, &machine).map(|plan| {
+    let may_configure = args.workload.iter().any(|word| is_configure(&word));
+    let is_of_factor = |path: &Path| of_factors.iter().any(|change| change.path == path);
+    let checked = match workload::Plan::check(&workload, &machine) {
+        // Switched off by this very combination: it is compared on small pages.
+        Err(workload::Error::ThpOff { path, .. }) if is_of_factor(&path) => {
+            workload.allow_small = true;
+            words.push("--allow-small".to_owned());
+            workload::Plan::check(&workload, &machine)
+        }
+        Ok(_) | Err(_) => {
+            workload.configure = may_configure;
+            workload::Plan::check(&workload, &machine)
+        }
+    };
+    Ok(checked.map(|plan| {
         // A factor has the last word.
-        let is_free = |change: &&Change| of_factors.iter().all(|factor| factor.path != change.path);
-        let needed: Vec<Change> = plan.changes().iter().filter(is_free).cloned().collect();
+        let needed = plan
+            .changes()
+            .iter()
+            .filter(|change| !is_of_factor(&change.path));
+        let needed: Vec<Change> = needed.cloned().collect();
         Planned {
             combination: combination.clone(),
-            changes: [needed, of_factors].concat(),
+            changes: [&needed[..], &of_factors].concat(),
             words,
         }
     }))
@@ -347,3 +363,6 @@ fn by_reason(not_possible: &[(Combination, workload::Error)]) -> Vec<Refused> {
     }
     refused
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,6 +1,6 @@
 //! What a sweep measured: every run, and what they add up to. Pure.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, fmt::Write as _};
 
 use hugeclear_ebpf::key::Site;
 use serde::Serialize;
@@ -28,13 +28,15 @@ pub struct Report {
     pub rounds: u32,
     /// What the order was drawn with.
     pub seed: u64,
+    /// What was run, in the order asked for.
+    pub combinations: Vec<Combination>,
     /// What could not be run here.
     pub refused: Vec<Refused>,
     /// How clears were traced; `None`: they were not.
     pub trace: Option<Trace>,
     /// Every run, in the order in which they ran.
     pub runs: Vec<Run>,
-    /// What the runs of each combination add up to, in the order of their factors.
+    /// What the runs of each combination add up to, in the order of `combinations`.
     pub rows: Vec<Row>,
     /// The settings that were switched, with the values that they have again.
     pub restored: Vec<Change>,
@@ -85,7 +87,7 @@ pub struct Traced {
 impl Traced {
     /// Of the rows of a run on pages of this size.
     pub fn new(rows: Vec<window::Row>, page_size_bytes: u64) -> Self {
-        let by_site = clears_by_site(&rows, page_size_bytes);
+        let by_site = by_site(&rows, Operation::Clear, page_size_bytes);
         let clears = by_site.values().map(|(count, _)| *count).max().unwrap_or(0);
         let sum_ns: u64 = by_site.values().map(|(_, ns)| ns).sum();
         let is_any = clears > 0 && sum_ns > 0;
@@ -98,16 +100,17 @@ impl Traced {
     }
 }
 
-/// Clears of pages of this size and their duration in ns, by site.
-fn clears_by_site(
+/// Clears or copies of pages of this size and their duration in ns, by site.
+fn by_site(
     rows: &[window::Row],
+    operation: Operation,
     page_size_bytes: u64,
 ) -> BTreeMap<Option<Site>, (u64, u64)> {
     let mut by_site = BTreeMap::new();
-    let clears = rows.iter().filter(|row| {
-        row.operation == Operation::Clear && row.group.page_size_bytes == Some(page_size_bytes)
+    let rows = rows.iter().filter(|row| {
+        row.operation == operation && row.group.page_size_bytes == Some(page_size_bytes)
     });
-    for row in clears {
+    for row in rows {
         let (count, ns) = by_site.entry(row.group.site).or_default();
         *count += row.times.count;
         *ns += row.times.sum_ns;
@@ -125,27 +128,14 @@ pub struct Row {
     pub elapsed_ns: Spread,
     /// Bytes touched per nanosecond of that time, which is 1e9 bytes per second.
     pub gb_per_s: Option<Spread>,
-    /// Median of the times of a run's touches, as the program feels them, ns.
+    /// Median of the times of a run's faults, as the program feels them, ns.
     pub fault_p50_ns: Option<Spread>,
+    /// Their 99th percentile, ns.
+    pub fault_p99_ns: Option<Spread>,
     /// Mean time of a traced clear in a run, ns.
     pub clear_ns: Option<Spread>,
     /// Bytes cleared per nanosecond of traced clears.
     pub clear_gb_per_s: Option<Spread>,
-}
-
-/// What the runs add up to, by combination.
-pub(super) fn rows(runs: &[Run]) -> Vec<Row> {
-    let mut by_combination: BTreeMap<&Combination, Vec<&Run>> = BTreeMap::new();
-    for run in runs {
-        by_combination
-            .entry(&run.combination)
-            .or_default()
-            .push(run);
-    }
-    by_combination
-        .into_iter()
-        .filter_map(|(combination, runs)| row(combination, &runs))
-        .collect()
 }
 
 /// `None` without a run.
@@ -153,59 +143,64 @@ fn row(combination: &Combination, runs: &[&Run]) -> Option<Row> {
     let spread = |figure: &dyn Fn(&Run) -> Option<f64>| {
         Spread::of(runs.iter().filter_map(|run| figure(run)))
     };
-    let traced = |run: &Run| run.traced.clone();
     Some(Row {
         combination: combination.clone(),
         elapsed_ns: spread(&|run| Some(run.workload.elapsed_ns as f64))?,
         gb_per_s: spread(&|run| {
-            let workload = &run.workload;
-            (workload.elapsed_ns > 0).then(|| workload.bytes as f64 / workload.elapsed_ns as f64)
+            let workload::Report {
+                bytes, elapsed_ns, ..
+            } = run.workload;
+            (bytes > 0 && elapsed_ns > 0).then(|| bytes as f64 / elapsed_ns as f64)
         }),
-        fault_p50_ns: spread(&|run| Some(run.workload.latency?.median_ns as f64)),
-        clear_ns: spread(&|run| traced(run)?.mean_ns),
-        clear_gb_per_s: spread(&|run| traced(run)?.gb_per_s),
+        fault_p50_ns: spread(&|run| Some(run.workload.latency?.p50_ns as f64)),
+        fault_p99_ns: spread(&|run| Some(run.workload.latency?.p99_ns as f64)),
+        clear_ns: spread(&|run| run.traced.as_ref()?.mean_ns),
+        clear_gb_per_s: spread(&|run| run.traced.as_ref()?.gb_per_s),
     })
 }
 
-/// Where the trace and the workload, or the model asked for, disagree.
-pub(super) fn disagreements(runs: &[Run], facts: &Summary) -> Vec<Note> {
-    let of_run = |run: &Run| -> Vec<Note> {
-        let Some(Traced { clears, rows, .. }) = &run.traced else {
-            return Vec::new();
-        };
-        let named = format!("round {}{}", run.round, after_comma(&run.combination));
-        let workload::Report {
-            expected_clears,
-            page_size_bytes,
-            ..
-        } = run.workload;
-        let mut notes = Vec::new();
-        let by_site = clears_by_site(rows, page_size_bytes);
-        let agrees = *clears == expected_clears
-            && by_site.values().all(|(count, _)| *count == expected_clears);
-        if !agrees {
-            notes.push(Note::new(
-                "clears_differ",
-                format!(
-                    "{named}: the workload caused {expected_clears} clears, {clears} were traced"
-                ),
-            ));
-        }
-        let asked = run.combination.0.get(&Factor::Preempt);
-        let other = rows.iter().find_map(|row| {
-            let seen = row.group.preempt_model?;
-            let is_asked = asked.is_none_or(|asked| is_model(seen, asked, facts));
-            (!is_asked).then_some(seen)
-        });
-        if let Some(seen) = other {
-            notes.push(Note::new(
-                "model_differs",
-                format!("{named}: clears were traced under the preemption model {seen}"),
-            ));
-        }
-        notes
+/// Where the trace disagrees with the workload, or with the model asked for.
+fn disagreements(run: &Run, facts: &Summary) -> Vec<Note> {
+    let Some(Traced { rows, .. }) = &run.traced else {
+        return Vec::new();
     };
-    runs.iter().flat_map(of_run).collect()
+    let mut named = format!("round {}", run.round);
+    if !run.combination.0.is_empty() {
+        let _ = write!(named, ", {}", run.combination);
+    }
+    let mut notes = Vec::new();
+    for (operation, what) in [(Operation::Clear, "clears"), (Operation::Copy, "copies")] {
+        let workload = &run.workload;
+        let expected: u64 = (workload.expected.iter())
+            .filter(|expected| expected.operation == operation)
+            .map(|expected| expected.count)
+            .sum();
+        // Each page is cleared at each site that this kernel makes use of.
+        let by_site = by_site(rows, operation, workload.page_size_bytes);
+        let differs = by_site.values().find(|(count, _)| *count != expected);
+        let seen = match differs {
+            Some((seen, _)) => *seen,
+            None if by_site.is_empty() && expected > 0 => 0,
+            None => continue,
+        };
+        notes.push(Note::new(
+            "counts_differ",
+            format!("{named}: the workload caused {expected} {what}, {seen} were traced"),
+        ));
+    }
+    let asked = run.combination.0.get(&Factor::Preempt);
+    let other = rows.iter().find_map(|row| {
+        let seen = row.group.preempt_model?;
+        let is_asked = asked.is_none_or(|asked| is_model(seen, asked, facts));
+        (!is_asked).then_some(seen)
+    });
+    if let Some(seen) = other {
+        notes.push(Note::new(
+            "model_differs",
+            format!("{named}: clears were traced under the preemption model {seen}"),
+        ));
+    }
+    notes
 }
 
 /// Whether a model that was traced is the one asked for; on a PREEMPT_RT kernel it is always `rt`.
@@ -213,18 +208,20 @@ fn is_model(seen: PreemptModel, asked: &str, facts: &Summary) -> bool {
     seen.name() == asked || seen == PreemptModel::Rt && facts.preempt_model == PreemptModel::Rt
 }
 
-fn after_comma(combination: &Combination) -> String {
-    if combination.0.is_empty() {
-        String::new()
-    } else {
-        format!(", {combination}")
-    }
-}
-
 impl Report {
-    /// Adds up the runs, and notes where trace and workload disagree.
+    /// Adds up the runs, and notes where the trace disagrees.
     pub fn add_up(&mut self) {
-        self.rows = rows(&self.runs);
-        self.notes.extend(disagreements(&self.runs, &self.facts));
+        let of = |combination: &Combination| -> Vec<&Run> {
+            let runs = self.runs.iter();
+            runs.filter(|run| run.combination == *combination).collect()
+        };
+        self.rows = (self.combinations.iter())
+            .filter_map(|combination| row(combination, &of(combination)))
+            .collect();
+        let disagreements = self
+            .runs
+            .iter()
+            .flat_map(|run| disagreements(run, &self.facts));
+        self.notes.extend(disagreements);
     }
 }

@@ -115,7 +115,7 @@ fn held(report: &Report, varied: &[Factor]) -> String {
     format!("{}, init_on_alloc {init_on_alloc}", Combination(held))
 }
 
-const FIGURES: [Column; 11] = [
+const FIGURES: [Column; 10] = [
     ("n", false),
     ("elapsed", false),
     ("sd", false),
@@ -123,29 +123,41 @@ const FIGURES: [Column; 11] = [
     ("GB/s", false),
     ("GiB/s", false),
     ("fault p50", false),
+    ("p99", false),
     ("clear", false),
     ("clear GB/s", false),
-    ("behind", false),
-    ("", true),
 ];
 
+/// Only where there is something to compare.
+const COMPARED: [Column; 2] = [("behind", false), ("", true)];
+
 fn rows(rows: &[Row], varied: &[Factor]) -> String {
+    let is_compared = rows.len() > 1;
     let columns: Vec<Column> = varied
         .iter()
         .map(|factor| (factor.as_str(), true))
         .chain(FIGURES)
+        .chain(COMPARED.into_iter().filter(|_| is_compared))
         .collect();
     let records = rows.iter().map(|row| {
         let values = varied.iter().map(|factor| row.combination.0.get(factor));
-        values
+        let mut record: Vec<String> = values
             .map(|value| value.cloned().unwrap_or_default())
-            .chain(figures(row, &fastest(row, rows, varied)))
-            .collect()
+            .collect();
+        record.extend(figures(row));
+        if is_compared {
+            record.extend(behind(&row.elapsed_ns, &fastest(row, rows, varied)));
+        }
+        record
     });
-    grid(&columns, records)
+    let mut text = grid(&columns, records);
+    if is_compared {
+        text += "\nbehind: elapsed against the fastest of those that differ in the last factor only; ~ is within two standard errors";
+    }
+    text
 }
 
-fn figures(row: &Row, fastest: &Spread) -> Vec<String> {
+fn figures(row: &Row) -> [String; FIGURES.len()] {
     let dash = || "-".to_owned();
     let time = |ns: Option<f64>| ns.map_or_else(dash, format_ns);
     let mean_time = |spread: Option<Spread>| time(spread.map(|spread| spread.mean));
@@ -153,8 +165,7 @@ fn figures(row: &Row, fastest: &Spread) -> Vec<String> {
         spread.map_or_else(dash, |spread| format!("{:.2}", spread.mean * of))
     };
     let elapsed = &row.elapsed_ns;
-    let (behind, noise) = behind(elapsed, fastest);
-    vec![
+    [
         elapsed.n.to_string(),
         format_ns(elapsed.mean),
         time(elapsed.sd),
@@ -162,10 +173,9 @@ fn figures(row: &Row, fastest: &Spread) -> Vec<String> {
         rate(row.gb_per_s, 1.0),
         rate(row.gb_per_s, GIB_PER_GB),
         mean_time(row.fault_p50_ns),
+        mean_time(row.fault_p99_ns),
         mean_time(row.clear_ns),
         rate(row.clear_gb_per_s, 1.0),
-        behind,
-        noise.to_owned(),
     ]
 }
 
@@ -189,14 +199,18 @@ fn fastest(row: &Row, rows: &[Row], varied: &[Factor]) -> Spread {
 }
 
 /// How much longer it took than the fastest, and a mark if that may be chance.
-fn behind(elapsed: &Spread, fastest: &Spread) -> (String, &'static str) {
+fn behind(elapsed: &Spread, fastest: &Spread) -> [String; COMPARED.len()] {
     if elapsed.mean <= fastest.mean {
-        return ("fastest".to_owned(), "");
+        return ["fastest".to_owned(), String::new()];
     }
     let percent = (elapsed.mean / fastest.mean - 1.0) * 100.0;
-    let is_noise = elapsed
+    let may_be_chance = elapsed
         .se
         .zip(fastest.se)
         .is_none_or(|(a, b)| elapsed.mean - fastest.mean < 2.0 * a.hypot(b));
-    (format!("+{percent:.1} %"), if is_noise { "~" } else { "" })
+    let mark = if may_be_chance { "~" } else { "" };
+    [format!("+{percent:.1} %"), mark.to_owned()]
 }
+
+#[cfg(test)]
+mod tests;
