@@ -27,9 +27,9 @@ pub fn main(args: &Args) -> Result<ExitCode> {
             Err(error) => eprintln!("hugeclear-trace: {error}"),
         }
     }
-    let report = match Plan::check(args, &Machine::read(Path::new("/"))).and_then(|plan| run(&plan))
-    {
-        Ok(report) => report,
+    let planned = Plan::check(args, &Machine::read(Path::new("/")));
+    let (report, put_back) = match planned.and_then(|plan| run(&plan)) {
+        Ok(done) => done,
         Err(error) if error.usage() => {
             eprintln!("hugeclear-trace: {error}");
             return Ok(ExitCode::from(USAGE));
@@ -43,6 +43,7 @@ pub fn main(args: &Args) -> Result<ExitCode> {
     } else {
         write!(out, "{report}")?;
     }
+    put_back?;
     Ok(report
         .interrupted_by
         .and_then(|signal| u8::try_from(128 + signal).ok())

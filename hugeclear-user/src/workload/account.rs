@@ -9,7 +9,7 @@ use std::{
 use nix::sys::resource::{UsageWho, getrusage};
 
 use super::{Error, Kind, Plan, plan::Origin};
-use crate::facts::{thp, vmstat};
+use crate::facts::{hugetlb, thp, vmstat};
 
 /// Where the number of pages of a run is read.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -18,6 +18,8 @@ pub(super) enum Account {
     Smaps(&'static [&'static str]),
     /// The growth of a system-wide counter.
     Counter(PathBuf),
+    /// What goes from a hugetlb pool meanwhile, system-wide.
+    Pool(PathBuf),
     /// The blocks of the file.
     Blocks,
     /// The minor faults of the threads: one for each page, of whatever size.
@@ -30,8 +32,14 @@ impl Account {
     pub(super) fn of(plan: &Plan) -> Self {
         match (plan.kind, plan.origin) {
             (Kind::FallocateHugetlb, _) => Self::Blocks,
-            // Neither the copies nor the mappings of zero pages are told from others.
-            (Kind::ForkCow, Origin::Pool) | (_, Origin::Zero) => Self::MinorFaults,
+            // smaps tells copies from what is still shared, but not of gigantic pages: see below.
+            (Kind::ForkCow, Origin::Pool) => Self::Pool(PathBuf::from(format!(
+                "/{}/hugepages-{}kB/free_hugepages",
+                hugetlb::DIR,
+                plan.page_size_bytes / 1024
+            ))),
+            // Zero pages are in no account of memory.
+            (_, Origin::Zero) => Self::MinorFaults,
             // Both: the kernel takes a page for shared if the count of users of its page table is not
             // zero, and for gigantic pages since 6.12 that count is not set up (smaps_hugetlb_range,
             // hugetlb_pmd_shared).
@@ -70,6 +78,7 @@ impl Account {
                 format!("{} of the mapping in /proc/self/smaps", fields.join(" + "))
             }
             Self::Counter(path) => format!("growth of {}, which is system-wide", path.display()),
+            Self::Pool(path) => format!("what went from {}, which is system-wide", path.display()),
             Self::Blocks => "blocks of the file, by fstat".to_owned(),
             Self::MinorFaults => "minor faults of the threads, by getrusage".to_owned(),
             Self::Nowhere => "not counted by this kernel; taken to be the touches".to_owned(),
@@ -77,41 +86,17 @@ impl Account {
     }
 }
 
-/// System-wide counters before or after a run.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Counters {
-    /// `thp_fault_alloc` of `/proc/vmstat`: PMD-sized pages faulted in by anyone.
-    thp_fault_alloc: Option<u64>,
-    /// The counter of [`Account::Counter`].
-    pages: Option<u64>,
+/// The counter of [`Account::Counter`] or [`Account::Pool`] now; `None` for the others.
+pub(super) fn counter(account: &Account) -> Result<Option<u64>, Error> {
+    match account {
+        Account::Counter(path) | Account::Pool(path) => Ok(read(path)?.trim().parse().ok()),
+        Account::Smaps(_) | Account::Blocks | Account::MinorFaults | Account::Nowhere => Ok(None),
+    }
 }
 
-/// What grew during a run.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Growth {
-    pub(super) thp_fault_alloc: Option<u64>,
-    pub(super) pages: Option<u64>,
-}
-
-impl Counters {
-    pub(super) fn read(account: &Account) -> Result<Self, Error> {
-        let pages = match account {
-            Account::Counter(path) => read(path)?.trim().parse().ok(),
-            Account::Smaps(_) | Account::Blocks | Account::MinorFaults | Account::Nowhere => None,
-        };
-        Ok(Self {
-            thp_fault_alloc: vmstat::counter(Path::new("/"), "thp_fault_alloc"),
-            pages,
-        })
-    }
-
-    pub(super) fn since(self, before: Self) -> Growth {
-        let grown = |after: Option<u64>, before: Option<u64>| after?.checked_sub(before?);
-        Growth {
-            thp_fault_alloc: grown(self.thp_fault_alloc, before.thp_fault_alloc),
-            pages: grown(self.pages, before.pages),
-        }
-    }
+/// `thp_fault_alloc` of `/proc/vmstat` now: PMD-sized pages faulted in by anyone.
+pub(super) fn thp_fault_alloc() -> Option<u64> {
+    vmstat::counter(Path::new("/"), "thp_fault_alloc")
 }
 
 /// Minor faults of this thread so far.
@@ -191,12 +176,15 @@ AnonHugePages:      2048 kB
 
     #[test]
     fn a_touch_is_a_minor_fault() {
-        let bytes = std::num::NonZeroUsize::new(64 << 10).unwrap();
+        let bytes = std::num::NonZeroUsize::new(1024 << 12).unwrap();
         let mut mapping = super::super::memory::Mapping::plain(bytes).unwrap();
-        let before = minor_faults();
-        for page in 0..16 {
-            mapping.touch(page * 4096);
-        }
-        assert_eq!(minor_faults() - before, 16);
+        let mut faults_of = |pages: Range<usize>| {
+            let before = minor_faults();
+            pages.for_each(|page| mapping.touch(page << 12));
+            minor_faults() - before
+        };
+        // The first ones also fault in the code that touches.
+        faults_of(0..24);
+        assert_eq!(faults_of(24..1024), 1000);
     }
 }

@@ -103,7 +103,9 @@ impl Area {
                 let metadata = self.file.as_ref().and_then(|file| file.metadata().ok());
                 metadata.map(|metadata| metadata.blocks() * BLOCK_BYTES)
             }
-            Account::Counter(_) | Account::MinorFaults | Account::Nowhere => None,
+            Account::Counter(_) | Account::Pool(_) | Account::MinorFaults | Account::Nowhere => {
+                None
+            }
         };
         Ok(bytes.map(|bytes| bytes / plan.page_size_bytes))
     }

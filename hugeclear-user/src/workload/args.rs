@@ -5,7 +5,10 @@ use std::time::Duration;
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
-use crate::units::{Numbers, format_bytes, numbers, parse_bytes, seconds};
+use crate::{
+    counters::Event,
+    units::{Numbers, format_bytes, numbers, parse_bytes, seconds},
+};
 
 /// Cause huge-page faults: a known number, where, how and how fast you like
 ///
@@ -120,6 +123,12 @@ pub struct Args {
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(..=4096), help_heading = PRESSURE)]
     pub saturate: u32,
 
+    /// What perf counts of the workload meanwhile: all, none, or events by perf's names, such as cycles,dTLB-load-misses
+    ///
+    /// Few at a time are exact; many take turns on the CPU's counters, and the values are scaled up.
+    #[arg(long, value_name = "EVENTS", default_value = "all", value_parser = Events::parse)]
+    pub counters: Events,
+
     /// Change the settings that are in the way, and put them back afterwards
     ///
     /// The hugetlb pool is grown to what is needed; the setting of the page size is set to `madvise` (`always` with
@@ -203,6 +212,28 @@ impl Kind {
             Self::ZeroPage => "zero-page",
             Self::Populate => "populate",
             Self::Base => "base",
+        }
+    }
+}
+
+/// Events to count.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Events(pub Vec<Event>);
+
+impl Events {
+    fn parse(text: &str) -> Result<Self, String> {
+        match text {
+            "all" => Ok(Self(Event::ALL.to_vec())),
+            "none" => Ok(Self(Vec::new())),
+            list => list
+                .split(',')
+                .map(|name| Event::from_str(name, false))
+                .collect::<Result<_, _>>()
+                .map(Self)
+                .map_err(|_| {
+                    let names: Vec<&str> = Event::ALL.into_iter().map(Event::name).collect();
+                    format!("write all, none, or a list of {}", names.join(", "))
+                }),
         }
     }
 }

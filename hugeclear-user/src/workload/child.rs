@@ -19,7 +19,7 @@ use super::{
     Error, Plan,
     account::Account,
     area::Area,
-    run::{self, Pass},
+    run::{self, Counted, Pass},
     signals::Signals,
 };
 
@@ -33,12 +33,25 @@ pub(super) fn pass(
     buffer: &mut [u64],
     deadline: Option<Instant>,
     signals: &Signals,
+    counted: &mut Counted,
 ) -> Result<Pass, Error> {
     let mut area = Area::new(plan)?;
     area.fill(plan);
     let filled = area
         .pages(plan, &Account::of_parent(plan))?
         .unwrap_or_else(|| plan.touched_pages());
+    let work = || run_child(plan, account, &mut area, buffer, deadline, signals);
+    counted.during(work).map(|pass| Pass { filled, ..pass })
+}
+
+fn run_child(
+    plan: &Plan,
+    account: &Account,
+    area: &mut Area,
+    buffer: &mut [u64],
+    deadline: Option<Instant>,
+    signals: &Signals,
+) -> Result<Pass, Error> {
     let failed = |call: &'static str| {
         move |error| Error::SystemCall {
             call,
@@ -53,7 +66,7 @@ pub(super) fn pass(
     match unsafe { fork() }.map_err(failed("fork"))? {
         ForkResult::Child => {
             drop(reader);
-            let passed = run::pass(plan, account, &mut area, buffer, deadline, signals)
+            let passed = run::pass(plan, account, area, buffer, deadline, signals)
                 .map_err(|error| error.to_string());
             let written = serde_json::to_vec(&passed)
                 .map_err(io::Error::from)
@@ -83,9 +96,7 @@ pub(super) fn pass(
                 .map_err(|error| error.to_string())
                 .and_then(|_| serde_json::from_slice(&text).map_err(|error| error.to_string()))
                 .and_then(|passed| passed);
-            passed
-                .map(|pass| Pass { filled, ..pass })
-                .map_err(Error::Child)
+            passed.map_err(Error::Child)
         }
     }
 }

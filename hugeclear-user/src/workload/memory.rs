@@ -130,8 +130,11 @@ impl Mapping {
 
     /// All of it.
     pub(super) fn whole(&mut self) -> Part<'_> {
-        let bytes = self.bytes.get();
-        self.parts([0..bytes]).remove(0)
+        Part {
+            start: self.start.cast(),
+            bytes: self.bytes.get(),
+            memory: PhantomData,
+        }
     }
 
     /// Parts of it, by ascending offsets, which several threads can use at the same time.

@@ -22,7 +22,7 @@ mod report;
 mod run;
 mod signals;
 
-pub use args::{Args, Bench, Kind, PopulateBy, Retouch, Touch, ZeroMapping};
+pub use args::{Args, Bench, Events, Kind, PopulateBy, Retouch, Touch, ZeroMapping};
 pub use error::Error;
 pub use machine::{Machine, Node, NodePool};
 pub use plan::Plan;

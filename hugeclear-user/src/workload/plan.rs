@@ -13,6 +13,7 @@ use super::{
     Args, Bench, Error, Kind, Machine, PopulateBy, Retouch, Touch, ZeroMapping, machine::Node,
 };
 use crate::{
+    counters::Event,
     facts::{Thp, ThpEnabled, hugetlb, thp},
     settings::Change,
     units::format_bytes,
@@ -101,6 +102,7 @@ pub struct Plan {
     pub(super) saturate: u32,
     /// CPUs that threads which saturate memory are confined to; empty: not confined.
     pub(super) saturate_cpus: Vec<u32>,
+    pub(super) counters: Vec<Event>,
     /// Settings to change for the time of the run, in this order.
     pub(super) changes: Vec<Change>,
     /// What the user should know about the numbers.
@@ -188,6 +190,7 @@ impl Plan {
             compete: args.compete,
             saturate: args.saturate,
             saturate_cpus: Vec::new(),
+            counters: args.counters.0.clone(),
             changes: Vec::new(),
             notes: Vec::new(),
         };

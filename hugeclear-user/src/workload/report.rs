@@ -6,8 +6,13 @@ use hdrhistogram::Histogram;
 use hugeclear_ebpf::key::Cause;
 use serde::{Deserialize, Serialize};
 
-use super::{Kind, Plan, plan::ZeroBench, run::Pass};
+use super::{
+    Kind, Plan,
+    plan::{Origin, ZeroBench},
+    run::Pass,
+};
 use crate::{
+    counters::{self, Counts},
     grid::{Column, grid},
     settings::Change,
     stats::Spread,
@@ -17,6 +22,8 @@ use crate::{
 
 /// Significant decimal digits of the latencies' percentiles: within 0.1 %.
 const DIGITS: u8 = 3;
+/// Longest latency that percentiles tell apart, ns: an hour. It bounds the histogram to 270 KB.
+const LONGEST_NS: u64 = 3_600_000_000_000;
 
 /// The ground truth of a workload.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -94,14 +101,14 @@ pub struct Run {
     pub filled: u64,
     /// Passes over fresh memory: more than one with `--duration` only.
     pub passes: u32,
-    /// Bytes of memory it got.
+    /// Bytes of memory it got; none where it is only read.
     pub bytes: u64,
     /// Time of its slowest thread, ns; of what is timed alone: memory is mapped before and unmapped after.
     pub elapsed_ns: u64,
-    /// Bytes per ns: 1e9 bytes per second.
-    pub gb_per_s: f64,
+    /// Bytes per ns: 1e9 bytes per second. `None` where memory is only read.
+    pub gb_per_s: Option<f64>,
     /// 2^30 bytes per second.
-    pub gib_per_s: f64,
+    pub gib_per_s: Option<f64>,
     /// Minor faults of the threads meanwhile; equals `faults` if nothing else was touched for the first
     /// time.
     pub minor_faults: u64,
@@ -115,6 +122,18 @@ pub struct Run {
     pub bench_ns: Option<u64>,
     /// What the threads of `--saturate` wrote meanwhile, 1e9 bytes per second.
     pub saturated_gb_per_s: Option<f64>,
+    /// What perf counted.
+    pub counted: Counted,
+}
+
+/// What was counted of the threads and processes of a run: of what is timed, and of what comes after it
+/// (`--retouch`, the iterations of `zero-page`).
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Counted {
+    /// Time in which it was counted, ns.
+    pub ns: u64,
+    /// The counts.
+    pub counts: Counts,
 }
 
 /// Times of going over memory that is there.
@@ -139,9 +158,9 @@ pub struct Summary {
     /// `elapsed_ns` of the runs.
     pub elapsed_ns: Spread,
     /// `gb_per_s` of the runs.
-    pub gb_per_s: Spread,
+    pub gb_per_s: Option<Spread>,
     /// `gib_per_s` of the runs.
-    pub gib_per_s: Spread,
+    pub gib_per_s: Option<Spread>,
     /// Medians of the runs' latencies, ns.
     pub latency_p50_ns: Option<Spread>,
     /// 90th percentiles, ns.
@@ -158,6 +177,8 @@ pub struct Summary {
     pub iteration_ns: Option<Spread>,
     /// What the threads of `--saturate` wrote, 1e9 bytes per second.
     pub saturated_gb_per_s: Option<Spread>,
+    /// What perf counted.
+    pub counters: counters::Summary,
 }
 
 /// Time of a fault with its clear, as the program feels it, and two clock readings.
@@ -193,7 +214,8 @@ pub(super) struct Latencies {
 impl Default for Latencies {
     fn default() -> Self {
         Self {
-            histogram: Histogram::new(DIGITS).expect("the digits are in range"),
+            histogram: Histogram::new_with_bounds(1, LONGEST_NS, DIGITS)
+                .expect("the bounds and the digits are in range"),
             sum_ns: 0,
             min_ns: u64::MAX,
             max_ns: 0,
@@ -213,7 +235,7 @@ impl Latencies {
 
     pub(super) fn add(&mut self, other: &Self) {
         let added = self.histogram.add(&other.histogram);
-        added.expect("both histograms grow to whatever they are given");
+        added.expect("both histograms have the same bounds");
         self.sum_ns += other.sum_ns;
         self.min_ns = self.min_ns.min(other.min_ns);
         self.max_ns = self.max_ns.max(other.max_ns);
@@ -250,13 +272,19 @@ impl Run {
         thp_fault_alloc: Option<u64>,
         latency: Option<Latency>,
         saturated_gb_per_s: Option<f64>,
+        counted: Counted,
     ) -> Self {
         let got = pass.pages.unwrap_or(pass.faults).min(pass.faults);
         let small_bytes = (pass.faults - got).saturating_mul(plan.small_bytes());
         let bytes = got
             .saturating_mul(plan.page_size_bytes)
             .saturating_add(small_bytes);
-        let gb_per_s = bytes as f64 / pass.elapsed_ns.max(1) as f64;
+        let bytes = if plan.origin == Origin::Zero {
+            0
+        } else {
+            bytes
+        };
+        let gb_per_s = (bytes > 0).then(|| bytes as f64 / pass.elapsed_ns.max(1) as f64);
         Self {
             faults: pass.faults,
             pages: pass.pages,
@@ -265,13 +293,14 @@ impl Run {
             bytes,
             elapsed_ns: pass.elapsed_ns,
             gb_per_s,
-            gib_per_s: gb_per_s * 1e9 / (1_u64 << 30) as f64,
+            gib_per_s: gb_per_s.map(|rate| rate * 1e9 / (1_u64 << 30) as f64),
             minor_faults: pass.minor_faults,
             thp_fault_alloc,
             latency,
             retouch: plan.retouch.map(|_| pass.rewrite),
             bench_ns: plan.zero_bench.map(|_| pass.bench_ns),
             saturated_gb_per_s,
+            counted,
         }
     }
 }
@@ -290,8 +319,8 @@ impl Summary {
             .map(|ZeroBench { iterations, .. }| iterations);
         Some(Self {
             elapsed_ns: spread(&|run| Some(run.elapsed_ns as f64))?,
-            gb_per_s: spread(&|run| Some(run.gb_per_s))?,
-            gib_per_s: spread(&|run| Some(run.gib_per_s))?,
+            gb_per_s: spread(&|run| run.gb_per_s),
+            gib_per_s: spread(&|run| run.gib_per_s),
             latency_p50_ns: latency(|latency| latency.p50_ns),
             latency_p90_ns: latency(|latency| latency.p90_ns),
             latency_p99_ns: latency(|latency| latency.p99_ns),
@@ -300,6 +329,9 @@ impl Summary {
             retouch_write_ns: retouch(|rewrite| rewrite.write_ns),
             iteration_ns: spread(&|run| Some(run.bench_ns? as f64 / f64::from(iterations?))),
             saturated_gb_per_s: spread(&|run| run.saturated_gb_per_s),
+            counters: counters::Summary::of(
+                runs.iter().map(|run| (run.counted.ns, &run.counted.counts)),
+            ),
         })
     }
 }
@@ -386,7 +418,12 @@ fn note_of_pages(plan: &Plan, faults: u64, pages: Option<u64>) -> Option<String>
     let size = format_bytes(plan.page_size_bytes);
     Some(match plan.kind {
         Kind::ForkCow => format!(
-            "{faults} huge pages of {size} were written to by the child, which then had {pages}: the kernel splits them and copies base pages"
+            "{faults} huge pages of {size} were written to by the child, which then had {pages} of its own{}",
+            if plan.copies() {
+                ""
+            } else {
+                ": the kernel splits them and copies base pages"
+            }
         ),
         Kind::ZeroPage => format!(
             "{faults} touches made {pages} faults: the memory is not mapped by zero pages of {size} alone"
@@ -430,6 +467,9 @@ impl fmt::Display for Report {
         writeln!(f)?;
         if let Some(summary) = &self.summary {
             writeln!(f, "{}", summary.table(self.kind))?;
+            if !summary.counters.rows.is_empty() {
+                write!(f, "{}", summary.counters)?;
+            }
         }
         let touched = self.kind.verb();
         match self.pages {
@@ -494,9 +534,16 @@ impl Kind {
 
 impl Summary {
     fn table(&self, kind: Kind) -> String {
-        const COLUMNS: [Column; 7] = [
+        let columns: [Column; 7] = [
             ("", true),
-            ("mean", false),
+            (
+                if self.elapsed_ns.n == 1 {
+                    "one run"
+                } else {
+                    "mean"
+                },
+                false,
+            ),
             ("sd", false),
             ("SE", false),
             ("min", false),
@@ -520,8 +567,8 @@ impl Summary {
         };
         let rows = [
             ("elapsed".to_owned(), Some(self.elapsed_ns), time),
-            ("GB/s".to_owned(), Some(self.gb_per_s), rate),
-            ("GiB/s".to_owned(), Some(self.gib_per_s), rate),
+            ("GB/s".to_owned(), self.gb_per_s, rate),
+            ("GiB/s".to_owned(), self.gib_per_s, rate),
             (format!("{each}, p50"), self.latency_p50_ns, time),
             (format!("{each}, p90"), self.latency_p90_ns, time),
             (format!("{each}, p99"), self.latency_p99_ns, time),
@@ -535,10 +582,19 @@ impl Summary {
                 rate,
             ),
         ];
-        let records = rows.into_iter().filter_map(|(name, spread, format)| {
-            let spread = spread?;
+        let rows: Vec<(String, Spread, Format)> = rows
+            .into_iter()
+            .filter_map(|(name, spread, format)| Some((name, spread?, format)))
+            .collect();
+        // Of one run there is no spread.
+        let columns = if self.elapsed_ns.n == 1 {
+            &columns[..2]
+        } else {
+            &columns[..]
+        };
+        let records = rows.into_iter().map(|(name, spread, format)| {
             let or_dash = |value: Option<f64>| value.map_or_else(|| "-".to_owned(), format);
-            Some(vec![
+            let mut record = vec![
                 name,
                 format(spread.mean),
                 or_dash(spread.sd),
@@ -546,9 +602,11 @@ impl Summary {
                 format(spread.min),
                 format(spread.max),
                 spread.n.to_string(),
-            ])
+            ];
+            record.truncate(columns.len());
+            record
         });
-        grid(&COLUMNS, records)
+        grid(columns, records)
     }
 }
 
@@ -574,6 +632,18 @@ mod tests {
         assert_eq!((four.p50_ns, four.p99_ns, four.max_ns), (2, 9, 9));
         let most = of(&[u64::MAX; 3]).unwrap();
         assert_eq!((most.mean_ns, most.max_ns), (u64::MAX, u64::MAX));
+
+        let thousand: Vec<u64> = (1..=1000).map(|ms| ms * 1_000_000).collect();
+        let spread = of(&thousand).unwrap();
+        for (quantile_ns, exact_ms) in [
+            (spread.p50_ns, 500.0),
+            (spread.p90_ns, 900.0),
+            (spread.p99_ns, 990.0),
+            (spread.p999_ns, 999.0),
+        ] {
+            let error = quantile_ns as f64 / 1e6 / exact_ms - 1.0;
+            assert!(error.abs() < 1e-3, "{quantile_ns} ns for {exact_ms} ms");
+        }
     }
 
     #[test]

@@ -13,19 +13,20 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     Bench, Error, Kind, Plan, Retouch, Touch,
-    account::{Account, Counters, minor_faults},
+    account::{Account, counter, minor_faults, thp_fault_alloc},
     area::{Area, Pages},
     child,
     memory::{Mapping, too_large},
     place,
     plan::{Origin, STRIDE_BYTES, Step, ZeroBench},
     pressure::{Fragments, Neighbours, Pace},
-    report::{Latencies, Report, Rewrite, Run},
+    report::{self, Latencies, Report, Rewrite, Run},
     signals::Signals,
 };
 use crate::{
+    counters::{Counters, Event},
     facts::source::Source,
-    settings::{Applied, current},
+    settings::{self, Applied, current},
     term,
 };
 
@@ -37,14 +38,15 @@ const STACK_BYTES: usize = 256 << 10;
 /// SIGINT, SIGTERM, SIGHUP and SIGQUIT end it between two touches: the report then says which, and
 /// holds what was done until then.
 ///
+/// With the report comes whether every setting was put back.
+///
 /// # Errors
-/// A setting could not be changed or put back, or the kernel refused memory or the CPU.
-pub fn run(plan: &Plan) -> Result<Report, Error> {
+/// A setting could not be changed, or the kernel refused memory or the CPU.
+pub fn run(plan: &Plan) -> Result<(Report, Result<(), settings::Error>), Error> {
     let signals = Signals::catch().map_err(Error::Signals)?;
     let applied = Applied::apply(&plan.changes)?;
-    let report = all_runs(plan, &signals);
-    applied.put_back()?;
-    report
+    let report = all_runs(plan, &signals)?;
+    Ok((report, applied.put_back()))
 }
 
 fn all_runs(plan: &Plan, signals: &Signals) -> Result<Report, Error> {
@@ -107,7 +109,7 @@ fn one_run(
     signals: &Signals,
 ) -> Result<(Run, Latencies), Error> {
     let deadline = plan.duration.map(|duration| Instant::now() + duration);
-    let (before, written_before) = (Counters::read(account)?, neighbours.written_bytes());
+    let (thp_before, written_before) = (thp_fault_alloc(), neighbours.written_bytes());
     let start = Instant::now();
     let mut run = Pass {
         pages: Some(0),
@@ -115,12 +117,14 @@ fn one_run(
     };
     let mut latencies = Latencies::default();
     let mut passes = 0;
+    // Here, so that the neighbours are not counted.
+    let mut counted = Counted::open(&plan.counters);
     loop {
         let pass = if plan.kind == Kind::ForkCow {
-            child::pass(plan, account, buffer, deadline, signals)?
+            child::pass(plan, account, buffer, deadline, signals, &mut counted)?
         } else {
             let mut area = Area::new(plan)?;
-            pass(plan, account, &mut area, buffer, deadline, signals)?
+            counted.during(|| pass(plan, account, &mut area, buffer, deadline, signals))?
         };
         for (share, timed) in plan.shares().iter().zip(&pass.timed) {
             let first = share.start as usize;
@@ -134,23 +138,50 @@ fn one_run(
         }
     }
     let wall_ns = nanoseconds(start);
-    let growth = Counters::read(account)?.since(before);
     let written_bytes = neighbours.written_bytes() - written_before;
-    run.pages = match account {
-        Account::Smaps(_) | Account::Blocks => run.pages,
-        Account::Counter(_) => growth.pages,
-        Account::MinorFaults => Some(run.minor_faults),
-        Account::Nowhere => None,
-    };
+    let thp_grown = difference(thp_fault_alloc(), thp_before);
     let run = Run::new(
         plan,
         &run,
         passes,
-        growth.thp_fault_alloc,
+        thp_grown,
         latencies.summary(),
         (plan.saturate > 0).then(|| written_bytes as f64 / wall_ns.max(1) as f64),
+        counted.read(),
     );
     Ok((run, latencies))
+}
+
+/// Counters of what is timed, over the passes of a run.
+pub(super) struct Counted {
+    counters: Counters,
+    ns: u64,
+}
+
+impl Counted {
+    fn open(events: &[Event]) -> Self {
+        Self {
+            counters: Counters::open(events),
+            ns: 0,
+        }
+    }
+
+    /// Counts what threads and processes do that `work` creates.
+    pub(super) fn during<T>(&mut self, work: impl FnOnce() -> T) -> T {
+        let start = Instant::now();
+        self.counters.enable();
+        let done = work();
+        self.counters.disable();
+        self.ns += nanoseconds(start);
+        done
+    }
+
+    fn read(mut self) -> report::Counted {
+        report::Counted {
+            ns: self.ns,
+            counts: self.counters.read(),
+        }
+    }
 }
 
 impl Pass {
@@ -186,6 +217,7 @@ pub(super) fn pass(
     signals: &Signals,
 ) -> Result<Pass, Error> {
     let line = StartLine::default();
+    let before = counter(account)?;
     let worked: Vec<Worked> = thread::scope(|scope| {
         let mut rest = buffer;
         let mut threads = Vec::new();
@@ -216,14 +248,21 @@ pub(super) fn pass(
             .map(|thread| thread.join().expect("a worker does not panic"))
             .collect()
     })?;
-    let pages = area.pages(plan, account)?;
+    let minor_faults = worked.iter().map(|worked| worked.minor_faults).sum();
+    let pages = match account {
+        Account::Smaps(_) | Account::Blocks => area.pages(plan, account)?,
+        Account::Counter(_) => difference(counter(account)?, before),
+        Account::Pool(_) => difference(before, counter(account)?),
+        Account::MinorFaults => Some(minor_faults),
+        Account::Nowhere => None,
+    };
     let bench_ns = bench(plan, area, signals);
     let most = |of: fn(&Worked) -> u64| worked.iter().map(of).max().unwrap_or(0);
     Ok(Pass {
         faults: worked.iter().map(|worked| worked.faults).sum(),
         timed: worked.iter().map(|worked| worked.timed).collect(),
         elapsed_ns: most(|worked| worked.elapsed_ns),
-        minor_faults: worked.iter().map(|worked| worked.minor_faults).sum(),
+        minor_faults,
         pages,
         filled: 0,
         rewrite: Rewrite {
@@ -232,6 +271,10 @@ pub(super) fn pass(
         },
         bench_ns,
     })
+}
+
+fn difference(more: Option<u64>, less: Option<u64>) -> Option<u64> {
+    more.zip(less).map(|(more, less)| more.saturating_sub(less))
 }
 
 /// Where threads wait for one another before they begin.
