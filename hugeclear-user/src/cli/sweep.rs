@@ -26,7 +26,7 @@ use crate::{
         tracer::{TraceError, Tracer},
     },
     report::Summary,
-    settings::{self, Applied, Change, current},
+    settings::{Applied, Change, current},
     sweep::{
         Args, Child, Error, Offer, Outcome, Plan, Planned, Report, Run, Trace, Traced, Tracing,
     },
@@ -45,12 +45,7 @@ const MOMENT: Duration = Duration::from_millis(200);
 /// # Errors
 /// If nothing can be run, a run fails, or a setting cannot be switched or put back.
 pub fn main(args: &Args) -> Result<ExitCode> {
-    for outcome in settings::repair() {
-        match outcome {
-            Ok(repaired) => eprintln!("hugeclear-trace: {repaired}"),
-            Err(error) => eprintln!("hugeclear-trace: {error}"),
-        }
-    }
+    super::repair_settings();
     let facts = Facts::read(Path::new("/"));
     let plan = match Plan::new(args, &Offer::read(Path::new("/"), &facts)) {
         Ok(plan) => plan,

@@ -16,7 +16,7 @@ use super::{
 const MODES: RangeInclusive<i32> = 0..=4;
 
 /// A word of the kernel's own (`preempt=` and debugfs). `laziest` is the 6.12 RT patch's.
-pub(crate) fn from_kernel_word(word: &str) -> Option<PreemptModel> {
+fn from_kernel_word(word: &str) -> Option<PreemptModel> {
     match word {
         "none" => Some(PreemptModel::None),
         "voluntary" => Some(PreemptModel::Voluntary),

@@ -6,11 +6,7 @@ use clap::{Args as _, FromArgMatches as _, parser::ValueSource};
 use serde::{Deserialize, Serialize};
 
 use super::{Args, Choice, Offer};
-use crate::{
-    facts::{ThpEnabled, preempt::from_kernel_word},
-    settings::Change,
-    workload,
-};
+use crate::{facts::ThpEnabled, settings::Change, workload};
 
 /// Something that is varied. In the order in which a table shows them: what differs from one row to the
 /// next comes last.
@@ -211,19 +207,12 @@ impl Offer {
             Factor::Preempt => &self.preempt,
         };
         let Choice { path, words } = choice.as_ref().map_err(Clone::clone)?;
-        let is_exact = |word: &&String| *word == value;
-        // The kernel may have a word of its own for a model.
-        let is_same_model = |word: &&String| {
-            factor == Factor::Preempt && from_kernel_word(word) == from_kernel_word(value)
-        };
-        let word = words
-            .iter()
-            .find(is_exact)
-            .or_else(|| words.iter().find(is_same_model))
-            .ok_or_else(|| format!("this kernel has only {}", words.join(", ")))?;
+        if !words.iter().any(|word| word == value) {
+            return Err(format!("this kernel has only {}", words.join(", ")));
+        }
         Ok(Some(Change {
             path: path.clone(),
-            value: word.clone(),
+            value: value.to_owned(),
         }))
     }
 }
