@@ -11,6 +11,7 @@ mod models;
 mod nodes;
 mod parts;
 mod strategy;
+mod sweep;
 mod trace;
 mod waiting;
 
@@ -113,6 +114,14 @@ enum Scenario {
     Nodes(Expected),
     /// Every clear is printed as it ends, or counted as lost.
     Events(Expected),
+    /// A sweep runs under every model, and puts all settings back.
+    Sweep {
+        #[command(flatten)]
+        expected: Expected,
+        /// The preemption models that can be switched to.
+        #[arg(long, value_delimiter = ',')]
+        models: Vec<String>,
+    },
     /// Makes clears for the other scenarios to count.
     #[command(subcommand)]
     Load(loads::Load),
@@ -153,6 +162,7 @@ fn main() -> Result<()> {
         Scenario::Parts(expected) => parts::run(&expected),
         Scenario::Nodes(expected) => nodes::run(&expected),
         Scenario::Events(expected) => events::run(&expected),
+        Scenario::Sweep { expected, models } => sweep::run(&expected, &models),
         Scenario::Load(load) => loads::run(load),
     }
 }

@@ -21,7 +21,7 @@ impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(
             f,
-            "sweep of `workload {}`: {} runs, {} rounds asked for, seed {}",
+            "sweep of `workload {}`; runs: {}; rounds: {}; seed: {}",
             self.workload.join(" "),
             self.runs.len(),
             self.rounds,
