@@ -29,8 +29,10 @@ use crate::{
     settings::{Applied, Change, current},
     sweep::{
         Args, Child, Error, Offer, Outcome, Plan, Planned, Report, Run, Trace, Traced, Tracing,
+        name_of_run,
     },
     window::{Grouping, Row, Snapshot, Terms, rows},
+    workload,
 };
 
 /// Exit status of bad usage, as clap has it.
@@ -70,6 +72,10 @@ async fn sweep(args: &Args, facts: &Facts, plan: &Plan) -> Result<ExitCode> {
     for refused in &plan.refused {
         eprintln!("skipped {refused}");
     }
+    let seed = args.seed.unwrap_or_else(|| fastrand::u32(..).into());
+    let order = plan.order(args.repeat, seed);
+    let bar = progress_bar(order.len());
+    bar.set_message("attaching probes");
     let mut notes = Vec::new();
     let mut trace = match args.trace {
         Tracing::Off => None,
@@ -84,20 +90,17 @@ async fn sweep(args: &Args, facts: &Facts, plan: &Plan) -> Result<ExitCode> {
     let before = values_before(plan)?;
     let mut applied = Applied::apply(&[])?;
 
-    let seed = args.seed.unwrap_or_else(|| fastrand::u32(..).into());
-    let order = plan.order(args.repeat, seed);
-    let bar = progress_bar(order.len());
     let mut runs = Vec::new();
     let mut interrupted_by = None;
     let mut failed = None;
     for (done, place) in order.into_iter().enumerate() {
         let planned = &plan.combinations[place];
+        let round = u32::try_from(done / plan.combinations.len() + 1)
+            .expect("there are as many rounds as asked for");
         bar.set_message(planned.combination.to_string());
-        let end = one_run(planned, &mut applied, &mut signals, trace.as_mut()).await;
-        match end {
+        match one_run(planned, &mut applied, &mut signals, trace.as_mut()).await {
             Ok(End::Run(workload, traced)) => runs.push(Run {
-                round: u32::try_from(done / plan.combinations.len() + 1)
-                    .expect("there are as many rounds as asked for"),
+                round,
                 combination: planned.combination.clone(),
                 workload: *workload,
                 traced,
@@ -107,7 +110,8 @@ async fn sweep(args: &Args, facts: &Facts, plan: &Plan) -> Result<ExitCode> {
                 break;
             }
             Err(error) => {
-                failed = Some(format!("{}: {error:#}", planned.combination));
+                let name = name_of_run(round, &planned.combination);
+                failed = Some(format!("{name}: {error:#}"));
                 break;
             }
         }
@@ -143,11 +147,13 @@ async fn sweep(args: &Args, facts: &Facts, plan: &Plan) -> Result<ExitCode> {
         failed: failed.clone(),
     };
     report.add_up();
-    print(&report, args.json)?;
+    let printed = print(&report, args.json);
+    // What is worse comes first.
     restored?;
     if let Some(failed) = failed {
         return Err(anyhow!(failed));
     }
+    printed?;
     Ok(interrupted_by
         .and_then(|signal| u8::try_from(128 + signal).ok())
         .map_or(ExitCode::SUCCESS, ExitCode::from))
@@ -166,7 +172,7 @@ fn print(report: &Report, json: bool) -> Result<()> {
 
 /// How a run ended.
 enum End {
-    Run(Box<crate::workload::Report>, Option<Traced>),
+    Run(Box<workload::Report>, Option<Traced>),
     Signal(i32),
 }
 
@@ -184,7 +190,7 @@ async fn one_run(
         let is = current(path)?;
         ensure!(
             is == *value,
-            "{} took `{value}` and shows `{is}`",
+            "{} is `{is}` after `{value}` was written to it",
             path.display()
         );
     }
@@ -205,19 +211,20 @@ async fn one_run(
         }
     };
     let rows = trace.map(LiveTrace::rows_since_last);
-    match outcome {
+    let why = match outcome {
         Outcome::Done(report) => match report.interrupted_by {
             None => {
                 let traced = rows.map(|rows| Traced::new(rows, report.page_size_bytes));
-                Ok(End::Run(report, traced))
+                return Ok(End::Run(report, traced));
             }
-            // A Ctrl-C goes to both of us, and may have reached it first.
-            Some(signal) => match timeout(MOMENT, signals.next()).await {
-                Ok(signal) => Ok(End::Signal(signal)),
-                Err(_) => Err(anyhow!("the workload was ended by signal {signal}")),
-            },
+            Some(signal) => format!("the workload was ended by signal {signal}"),
         },
-        Outcome::Failed(why) => Err(anyhow!(why)),
+        Outcome::Failed(why) => why,
+    };
+    // A Ctrl-C goes to both of us, and may have reached the workload first.
+    match timeout(MOMENT, signals.next()).await {
+        Ok(signal) => Ok(End::Signal(signal)),
+        Err(_) => Err(anyhow!(why)),
     }
 }
 

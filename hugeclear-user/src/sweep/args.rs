@@ -7,9 +7,12 @@ use crate::units::{format_bytes, parse_bytes};
 
 /// Run a workload under every combination of preemption models and other settings, and compare
 ///
-/// Every combination runs once per round, in random order, each run in a process of its own. Settings are
-/// switched while the kernel runs, and put back at the end, whatever ends it. Where the kernel can be traced, the
-/// clears of each run are traced too.
+/// Every combination runs once per round, in random order, each run in a process of its own. Values that this kernel lacks
+/// are named and left out. Where the kernel can be traced, the clears of each run are traced too.
+///
+/// Settings are switched while the kernel runs, also those that the workload needs if it is given --configure, and put
+/// back on every exit; should this process be killed by SIGKILL, the next start of this program puts them back. Needs
+/// root where a setting is switched.
 #[derive(Debug, Clone, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {

@@ -18,4 +18,4 @@ pub use args::{Args, Tracing};
 pub use child::{Child, Outcome};
 pub use offer::{Choice, Offer};
 pub use plan::{Combination, Error, Factor, Plan, Planned, Refused};
-pub use report::{Report, Row, Run, Trace, Traced};
+pub use report::{Report, Row, Run, Trace, Traced, name_of_run};

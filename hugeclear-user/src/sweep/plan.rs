@@ -94,7 +94,7 @@ pub enum Error {
     #[error(transparent)]
     Workload(workload::Error),
     /// Every combination is refused.
-    #[error("nothing to run: {}", .0.iter().map(Refused::to_string).collect::<Vec<_>>().join("; "))]
+    #[error("nothing to run: {}", reasons(.0))]
     Nothing(Vec<Refused>),
 }
 
@@ -108,6 +108,17 @@ impl Error {
             Self::Nothing(_) => false,
         }
     }
+}
+
+/// Each reason once.
+fn reasons(refused: &[Refused]) -> String {
+    let mut reasons: Vec<&str> = Vec::new();
+    for Refused { why, .. } in refused {
+        if !reasons.contains(&&**why) {
+            reasons.push(why);
+        }
+    }
+    reasons.join("; ")
 }
 
 /// What a sweep is to do.

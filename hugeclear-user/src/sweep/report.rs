@@ -159,15 +159,21 @@ fn row(combination: &Combination, runs: &[&Run]) -> Option<Row> {
     })
 }
 
+/// A run, in words.
+pub fn name_of_run(round: u32, combination: &Combination) -> String {
+    let mut name = format!("round {round}");
+    if !combination.0.is_empty() {
+        let _ = write!(name, ", {combination}");
+    }
+    name
+}
+
 /// Where the trace disagrees with the workload, or with the model asked for.
 fn disagreements(run: &Run, facts: &Summary) -> Vec<Note> {
     let Some(Traced { rows, .. }) = &run.traced else {
         return Vec::new();
     };
-    let mut named = format!("round {}", run.round);
-    if !run.combination.0.is_empty() {
-        let _ = write!(named, ", {}", run.combination);
-    }
+    let named = name_of_run(run.round, &run.combination);
     let mut notes = Vec::new();
     for (operation, what) in [(Operation::Clear, "clears"), (Operation::Copy, "copies")] {
         let workload = &run.workload;

@@ -115,7 +115,7 @@ fn held(report: &Report, varied: &[Factor]) -> String {
     format!("{}, init_on_alloc {init_on_alloc}", Combination(held))
 }
 
-const FIGURES: [Column; 10] = [
+const FIGURES: [Column; 8] = [
     ("n", false),
     ("elapsed", false),
     ("sd", false),
@@ -124,19 +124,22 @@ const FIGURES: [Column; 10] = [
     ("GiB/s", false),
     ("fault p50", false),
     ("p99", false),
-    ("clear", false),
-    ("clear GB/s", false),
 ];
+
+/// Only where clears were traced.
+const TRACED: [Column; 2] = [("clear", false), ("clear GB/s", false)];
 
 /// Only where there is something to compare.
 const COMPARED: [Column; 2] = [("behind", false), ("", true)];
 
 fn rows(rows: &[Row], varied: &[Factor]) -> String {
+    let is_traced = rows.iter().any(|row| row.clear_ns.is_some());
     let is_compared = rows.len() > 1;
     let columns: Vec<Column> = varied
         .iter()
         .map(|factor| (factor.as_str(), true))
         .chain(FIGURES)
+        .chain(TRACED.into_iter().filter(|_| is_traced))
         .chain(COMPARED.into_iter().filter(|_| is_compared))
         .collect();
     let records = rows.iter().map(|row| {
@@ -145,6 +148,9 @@ fn rows(rows: &[Row], varied: &[Factor]) -> String {
             .map(|value| value.cloned().unwrap_or_default())
             .collect();
         record.extend(figures(row));
+        if is_traced {
+            record.extend([mean_time(row.clear_ns), mean_rate(row.clear_gb_per_s, 1.0)]);
+        }
         if is_compared {
             record.extend(behind(&row.elapsed_ns, &fastest(row, rows, varied)));
         }
@@ -152,31 +158,35 @@ fn rows(rows: &[Row], varied: &[Factor]) -> String {
     });
     let mut text = grid(&columns, records);
     if is_compared {
-        text += "\nbehind: elapsed against the fastest of those that differ in the last factor only; ~ is within two standard errors";
+        text += "\nbehind: elapsed against the fastest of those that differ in the last factor only; ~ may be chance (p >= 0.05)";
     }
     text
 }
 
 fn figures(row: &Row) -> [String; FIGURES.len()] {
-    let dash = || "-".to_owned();
-    let time = |ns: Option<f64>| ns.map_or_else(dash, format_ns);
-    let mean_time = |spread: Option<Spread>| time(spread.map(|spread| spread.mean));
-    let rate = |spread: Option<Spread>, of: f64| {
-        spread.map_or_else(dash, |spread| format!("{:.2}", spread.mean * of))
-    };
     let elapsed = &row.elapsed_ns;
     [
         elapsed.n.to_string(),
         format_ns(elapsed.mean),
-        time(elapsed.sd),
-        time(elapsed.se),
-        rate(row.gb_per_s, 1.0),
-        rate(row.gb_per_s, GIB_PER_GB),
+        or_dash(elapsed.sd.map(format_ns)),
+        or_dash(elapsed.se.map(format_ns)),
+        mean_rate(row.gb_per_s, 1.0),
+        mean_rate(row.gb_per_s, GIB_PER_GB),
         mean_time(row.fault_p50_ns),
         mean_time(row.fault_p99_ns),
-        mean_time(row.clear_ns),
-        rate(row.clear_gb_per_s, 1.0),
     ]
+}
+
+fn mean_time(spread: Option<Spread>) -> String {
+    or_dash(spread.map(|spread| format_ns(spread.mean)))
+}
+
+fn mean_rate(spread: Option<Spread>, factor: f64) -> String {
+    or_dash(spread.map(|spread| format!("{:.2}", spread.mean * factor)))
+}
+
+fn or_dash(text: Option<String>) -> String {
+    text.unwrap_or_else(|| "-".to_owned())
 }
 
 /// The elapsed time of the fastest row among those that differ from this one in the last factor only.
@@ -204,10 +214,7 @@ fn behind(elapsed: &Spread, fastest: &Spread) -> [String; COMPARED.len()] {
         return ["fastest".to_owned(), String::new()];
     }
     let percent = (elapsed.mean / fastest.mean - 1.0) * 100.0;
-    let may_be_chance = elapsed
-        .se
-        .zip(fastest.se)
-        .is_none_or(|(a, b)| elapsed.mean - fastest.mean < 2.0 * a.hypot(b));
+    let may_be_chance = elapsed.p_of_same_mean(fastest).is_none_or(|p| p >= 0.05);
     let mark = if may_be_chance { "~" } else { "" };
     [format!("+{percent:.1} %"), mark.to_owned()]
 }
