@@ -90,33 +90,19 @@ async fn sweep(args: &Args, facts: &Facts, plan: &Plan) -> Result<ExitCode> {
     let before = values_before(plan)?;
     let mut applied = Applied::apply(&[])?;
 
-    let mut runs = Vec::new();
-    let mut interrupted_by = None;
-    let mut failed = None;
-    for (done, place) in order.into_iter().enumerate() {
-        let planned = &plan.combinations[place];
-        let round = u32::try_from(done / plan.combinations.len() + 1)
-            .expect("there are as many rounds as asked for");
-        bar.set_message(planned.combination.to_string());
-        match one_run(planned, &mut applied, &mut signals, trace.as_mut()).await {
-            Ok(End::Run(workload, traced)) => runs.push(Run {
-                round,
-                combination: planned.combination.clone(),
-                workload: *workload,
-                traced,
-            }),
-            Ok(End::Signal(signal)) => {
-                interrupted_by = Some(signal);
-                break;
-            }
-            Err(error) => {
-                let name = name_of_run(round, &planned.combination);
-                failed = Some(format!("{name}: {error:#}"));
-                break;
-            }
-        }
-        bar.inc(1);
-    }
+    let Measured {
+        runs,
+        interrupted_by,
+        failed,
+    } = all_runs(
+        plan,
+        &order,
+        &mut applied,
+        &mut signals,
+        trace.as_mut(),
+        &bar,
+    )
+    .await;
     bar.finish_and_clear();
 
     let restored = applied
@@ -168,6 +154,51 @@ fn print(report: &Report, json: bool) -> Result<()> {
         write!(out, "{report}")?;
     }
     Ok(())
+}
+
+/// What was measured until it ended, of itself or early.
+#[derive(Default)]
+struct Measured {
+    runs: Vec<Run>,
+    interrupted_by: Option<i32>,
+    failed: Option<String>,
+}
+
+async fn all_runs(
+    plan: &Plan,
+    order: &[usize],
+    applied: &mut Applied,
+    signals: &mut Signals,
+    mut trace: Option<&mut LiveTrace>,
+    bar: &ProgressBar,
+) -> Measured {
+    let mut measured = Measured::default();
+    for (round, places) in (1..).zip(order.chunks(plan.combinations.len())) {
+        for &place in places {
+            let planned = &plan.combinations[place];
+            let combination = planned.combination.clone();
+            bar.set_message(combination.to_string());
+            match one_run(planned, applied, signals, trace.as_deref_mut()).await {
+                Ok(End::Run(workload, traced)) => measured.runs.push(Run {
+                    round,
+                    combination,
+                    workload: *workload,
+                    traced,
+                }),
+                Ok(End::Signal(signal)) => {
+                    measured.interrupted_by = Some(signal);
+                    return measured;
+                }
+                Err(error) => {
+                    let name = name_of_run(round, &combination);
+                    measured.failed = Some(format!("{name}: {error:#}"));
+                    return measured;
+                }
+            }
+            bar.inc(1);
+        }
+    }
+    measured
 }
 
 /// How a run ended.

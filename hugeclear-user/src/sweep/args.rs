@@ -20,6 +20,8 @@ pub struct Args {
     #[arg(long, value_name = "MODEL,...", value_delimiter = ',', value_parser = ["none", "voluntary", "full", "lazy"], help_heading = FACTORS)]
     pub preempt: Vec<String>,
     /// Settings of transparent huge pages (transparent_hugepage/enabled)
+    ///
+    /// Where one leaves the workload no huge pages, it runs on small pages, as a comparison.
     #[arg(long, value_name = "WHEN,...", value_delimiter = ',', value_parser = ["always", "madvise", "never"], help_heading = FACTORS)]
     pub thp: Vec<String>,
     /// How hard a fault tries to get a huge page (transparent_hugepage/defrag)

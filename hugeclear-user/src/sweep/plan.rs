@@ -88,7 +88,7 @@ pub enum Error {
     #[error(transparent)]
     Words(clap::Error),
     /// An option of the workload that is the sweep's to give.
-    #[error("{0} is not for the workload: give it before its name, to the sweep")]
+    #[error("--{0} is not for the workload: give it before its name, to the sweep")]
     Owned(&'static str),
     /// Every combination is refused for the same reason, which is the workload's.
     #[error(transparent)]
@@ -138,41 +138,34 @@ impl Plan {
     pub fn new(args: &Args, offer: &Offer) -> Result<Self, Error> {
         let factors = args.factors();
         let given = given(&args.workload)?;
-        for (owned, is_swept) in [
-            ("--repeat", true),
-            ("--json", true),
-            ("--page-size", is_swept(&factors, Factor::PageSize)),
-            ("--touch", is_swept(&factors, Factor::Touch)),
+        for (option, is_owned) in [
+            ("repeat", true),
+            ("json", true),
+            ("page-size", is_swept(&factors, Factor::PageSize)),
+            ("touch", is_swept(&factors, Factor::Touch)),
         ] {
-            if is_swept && given.contains(&owned["--".len()..].to_owned()) {
-                return Err(Error::Owned(owned));
+            if is_owned && given.iter().any(|given| given == option) {
+                return Err(Error::Owned(option));
             }
         }
 
         let mut refused = Vec::new();
-        let factors: Vec<(Factor, Vec<String>)> = factors
-            .into_iter()
-            .map(|(factor, values)| {
-                let (offered, lacking): (Vec<_>, Vec<_>) = values
-                    .into_iter()
-                    .map(|value| (offer.change(factor, &value).map(drop), value))
-                    .partition(|(change, _)| change.is_ok());
-                refused.extend(lacking.into_iter().filter_map(|(change, value)| {
-                    Some(Refused {
-                        combination: Combination(BTreeMap::from([(factor, value)])),
-                        why: change.err()?,
-                    })
+        let mut offered: Vec<(Factor, Vec<String>)> = Vec::new();
+        for (factor, mut values) in factors {
+            values.retain(|value| {
+                let change = offer.change(factor, value);
+                refused.extend(change.as_ref().err().map(|why| Refused {
+                    combination: Combination(BTreeMap::from([(factor, value.clone())])),
+                    why: why.clone(),
                 }));
-                (
-                    factor,
-                    offered.into_iter().map(|(_, value)| value).collect(),
-                )
-            })
-            .collect();
+                change.is_ok()
+            });
+            offered.push((factor, values));
+        }
 
         let mut combinations = Vec::new();
         let mut not_possible: Vec<(Combination, workload::Error)> = Vec::new();
-        for combination in product(&factors) {
+        for combination in product(&offered) {
             match planned(&combination, args, offer)? {
                 Ok(planned) => combinations.push(planned),
                 Err(error) => not_possible.push((combination, error)),

@@ -19,6 +19,7 @@ use crate::{
 
 /// The result of a sweep: the JSON that programs read, and all that the table shows.
 #[derive(Debug, Clone, Serialize)]
+#[serde(tag = "type", rename = "sweep")]
 pub struct Report {
     /// The machine, before anything was switched.
     pub facts: Summary,
