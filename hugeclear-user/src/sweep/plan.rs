@@ -90,7 +90,7 @@ pub enum Error {
     /// An option of the workload that is the sweep's to give.
     #[error("--{0} is not for the workload: give it before its name, to the sweep")]
     Owned(&'static str),
-    /// Every combination is refused for the same reason, which is the workload's.
+    /// Every combination that the kernel has is refused for the same reason, which is the workload's.
     #[error(transparent)]
     Workload(workload::Error),
     /// Every combination is refused.
@@ -172,7 +172,7 @@ impl Plan {
             }
         }
         let reasons = by_reason(&not_possible);
-        if combinations.is_empty() && refused.is_empty() && reasons.len() == 1 {
+        if combinations.is_empty() && reasons.len() == 1 {
             let (_, error) = not_possible.swap_remove(0);
             return Err(Error::Workload(error));
         }
