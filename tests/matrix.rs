@@ -210,6 +210,11 @@ fn cells(entry: &Entry, is_first_or_last: bool) -> Vec<Cell> {
         });
     }
 
+    // The old models, the old and lazy, the new ones.
+    if ["6.12", "6.19", "7.3"].contains(&&*entry.name) {
+        let checks = checks("sweep", false, &["--models", &switch]);
+        cells.push(cell("sweep", NO_INIT, checks));
+    }
     for (model, methods) in models
         .iter()
         .zip(["fentry,kprobe"].into_iter().chain(repeat("fentry")))

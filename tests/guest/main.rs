@@ -11,6 +11,7 @@ mod models;
 mod nodes;
 mod parts;
 mod strategy;
+mod sweep;
 mod trace;
 mod waiting;
 mod workloads;
@@ -116,6 +117,14 @@ enum Scenario {
     Events(Expected),
     /// Each workload causes what it says, and its options do what they say.
     Workloads(Expected),
+    /// A sweep runs under every model, and puts all settings back.
+    Sweep {
+        #[command(flatten)]
+        expected: Expected,
+        /// The preemption models that can be switched to.
+        #[arg(long, value_delimiter = ',')]
+        models: Vec<String>,
+    },
     /// Makes clears for the other scenarios to count.
     #[command(subcommand)]
     Load(loads::Load),
@@ -163,6 +172,7 @@ fn main() -> Result<()> {
         }
         Scenario::Workloads(expected) => workloads::run(&expected),
         Scenario::Events(expected) => events::run(&expected),
+        Scenario::Sweep { expected, models } => sweep::run(&expected, &models),
         Scenario::Load(load) => loads::run(load),
     }
 }

@@ -13,6 +13,7 @@ use crate::{
         select::{AllocatorMode, Method},
     },
     strategy::Touch,
+    sweep,
     units::{self, Numbers, numbers, seconds},
     window::{By, Grouping, Only},
     workload,
@@ -66,6 +67,8 @@ pub enum Command {
     Doctor(DoctorArgs),
     /// Cause huge-page faults, and report how many
     Workload(workload::Args),
+    /// Run a workload under every combination of preemption models and other settings, and compare
+    Sweep(sweep::Args),
 }
 
 /// Options of `doctor`.

@@ -4,6 +4,7 @@ pub mod args;
 pub mod doctor;
 mod output;
 mod session;
+pub mod sweep;
 pub mod trace;
 pub mod workload;
 
@@ -12,6 +13,8 @@ use std::process::ExitCode;
 use anyhow::Result;
 
 use args::{Cli, Command};
+
+use crate::settings;
 
 /// Does what the command line asks.
 ///
@@ -22,5 +25,16 @@ pub fn run(cli: Cli) -> Result<ExitCode> {
         None => trace::run(&cli.trace),
         Some(Command::Doctor(args)) => doctor::run(&args),
         Some(Command::Workload(args)) => workload::main(&args),
+        Some(Command::Sweep(args)) => sweep::main(&args),
+    }
+}
+
+/// Puts back what a killed run has left changed, and says so.
+fn repair_settings() {
+    for outcome in settings::repair() {
+        match outcome {
+            Ok(repaired) => eprintln!("hugeclear-trace: {repaired}"),
+            Err(error) => eprintln!("hugeclear-trace: {error}"),
+        }
     }
 }
