@@ -197,6 +197,7 @@ fn cells(entry: &Entry, is_first_or_last: bool) -> Vec<Cell> {
             "init_on_alloc=1",
             causes(true),
         ));
+        cells.push(cell("workloads", NO_INIT, checks("workloads", false, &[])));
         cells.push(Cell {
             nodes: 2,
             memory_mib: 2048,
@@ -209,6 +210,11 @@ fn cells(entry: &Entry, is_first_or_last: bool) -> Vec<Cell> {
         });
     }
 
+    // The old models, the old and lazy, the new ones.
+    if ["6.12", "6.19", "7.3"].contains(&&*entry.name) {
+        let checks = checks("sweep", false, &["--models", &switch]);
+        cells.push(cell("sweep", NO_INIT, checks));
+    }
     for (model, methods) in models
         .iter()
         .zip(["fentry,kprobe"].into_iter().chain(repeat("fentry")))

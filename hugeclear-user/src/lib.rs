@@ -13,6 +13,7 @@ pub mod report;
 pub mod settings;
 pub mod stats;
 pub mod strategy;
+pub mod sweep;
 pub mod term;
 pub mod units;
 pub mod window;

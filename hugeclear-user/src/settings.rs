@@ -148,6 +148,24 @@ impl Applied {
         Ok(applied)
     }
 
+    /// Makes exactly these changes to the settings as they were at first: those changed before and not
+    /// among these are put back. What they were at first stays saved.
+    ///
+    /// # Errors
+    /// As [`Applied::apply`]; and a setting is not put back.
+    pub fn switch(&mut self, changes: &[Change]) -> Result<(), Error> {
+        self.switch_in(Path::new(DIR), changes)
+    }
+
+    fn switch_in(&mut self, dir: &Path, changes: &[Change]) -> Result<(), Error> {
+        if let Some(held) = lock(&self.held).as_mut() {
+            held.put_back_all_but(changes)?;
+            return changes.iter().try_for_each(|change| held.change(change));
+        }
+        *self = Self::apply_in(dir, changes)?;
+        Ok(())
+    }
+
     /// What a killed run had left changed, as [`repair`] tells it: for the user to know.
     pub fn repaired(&self) -> &[Result<Repaired, Error>] {
         &self.repaired
@@ -171,6 +189,18 @@ impl Drop for Applied {
 }
 
 impl Held {
+    /// Puts back, last one first, the settings that are not among `changes`.
+    fn put_back_all_but(&mut self, changes: &[Change]) -> Result<(), Error> {
+        for index in (0..self.settings.len()).rev() {
+            let path = &self.settings[index].path;
+            if changes.iter().all(|change| change.path != *path) {
+                restore(&mut self.settings[index], self.list.path())?;
+                self.settings.remove(index);
+            }
+        }
+        self.list.write(&self.settings)
+    }
+
     fn change(&mut self, Change { path, value }: &Change) -> Result<(), Error> {
         let was = current(path)?;
         if was == *value {

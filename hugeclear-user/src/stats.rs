@@ -1,7 +1,10 @@
 //! Statistics over plain slices; pure.
 
 use serde::{Deserialize, Serialize};
-use statrs::statistics::{Data, Distribution as _, Max as _, Min as _, OrderStatistics as _};
+use statrs::{
+    distribution::{ContinuousCDF as _, StudentsT},
+    statistics::{Data, Distribution as _, Max as _, Min as _, OrderStatistics as _},
+};
 
 /// How repeated measurements of one figure spread. The unit is that of the figure.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
@@ -44,6 +47,23 @@ impl Spread {
             max: data.max(),
         })
     }
+
+    /// How probable means that lie this far apart, or farther, would be if both measured the same: the
+    /// two-sided p of a t-test that does not take the standard deviations for equal (B. L. Welch, "The
+    /// generalization of Student's problem when several different population variances are involved",
+    /// Biometrika 34, 1947). `None` if one of them is of one measurement.
+    pub fn p_of_same_mean(&self, other: &Self) -> Option<f64> {
+        let (a, b) = (self.se?.powi(2), other.se?.powi(2));
+        let difference = (self.mean - other.mean).abs();
+        if a + b == 0.0 {
+            return Some(if difference == 0.0 { 1.0 } else { 0.0 });
+        }
+        let of_freedom = |spread: &Self| spread.n as f64 - 1.0;
+        let freedom =
+            (a + b).powi(2) / (a.powi(2) / of_freedom(self) + b.powi(2) / of_freedom(other));
+        let students = StudentsT::new(0.0, 1.0, freedom).ok()?;
+        Some(2.0 * students.sf(difference / (a + b).sqrt()))
+    }
 }
 
 #[cfg(test)]
@@ -59,6 +79,22 @@ mod tests {
         let sd = (14.0_f64 / 3.0).sqrt();
         assert!((spread.sd.unwrap() - sd).abs() < 1e-12);
         assert!((spread.se.unwrap() - sd / 2.0).abs() < 1e-12);
+    }
+
+    #[test]
+    fn means_apart_by_more_than_chance() {
+        let p = |a: &[f64], b: &[f64]| {
+            let of = |sample: &[f64]| Spread::of(sample.iter().copied()).unwrap();
+            of(a).p_of_same_mean(&of(b))
+        };
+        // By hand: the squared standard errors are 1/3 each, so t = 1 / sqrt(2/3) with 4 degrees of freedom,
+        // for which F(t) = 1/2 + 3/8 * t / sqrt(1 + t^2/4) * (1 - t^2 / (12 + 3 t^2)) = 0.85607.
+        let close = p(&[1.0, 2.0, 3.0], &[2.0, 3.0, 4.0]).unwrap();
+        assert!((close - 0.2879).abs() < 1e-4, "{close}");
+        assert!(p(&[1.0, 2.0, 3.0], &[11.0, 12.0, 13.0]).unwrap() < 0.001);
+        assert_eq!(p(&[1.0, 1.0], &[2.0, 2.0]), Some(0.0));
+        assert_eq!(p(&[1.0, 1.0], &[1.0, 1.0]), Some(1.0));
+        assert_eq!(p(&[1.0], &[2.0, 3.0]), None);
     }
 
     #[test]

@@ -3,10 +3,16 @@
 use std::{
     fs,
     os::unix::{fs::PermissionsExt as _, process::CommandExt as _},
-    process::{Command, Output, Stdio},
+    process::{Child, Command, Output, Stdio},
+    thread::sleep,
+    time::{Duration, Instant},
 };
 
 use assert_cmd::cargo::cargo_bin;
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
 use serde_json::Value;
 
 /// The user `nobody` of every distribution.
@@ -115,6 +121,11 @@ fn bad_usage_is_status_2() {
         &["workload", "thp", "--size", "3M"],
         &["workload", "thp", "--cpu", "100000"],
         &["--per-cpu", "doctor"],
+        &["sweep"],
+        &["sweep", "--preempt", "real", "base"],
+        &["sweep", "base", "--size", "3"],
+        &["sweep", "base", "--repeat", "2"],
+        &["sweep", "--touch", "last", "base", "--wrong"],
         &["--min-size", "4M", "--max-size", "2M"],
     ] {
         let (status, stdout, stderr) = output(hugeclear_trace().args(arguments));
@@ -145,9 +156,99 @@ fn help() {
         ("help", &["--help"][..]),
         ("help_doctor", &["doctor", "--help"]),
         ("help_workload", &["workload", "--help"]),
+        ("help_sweep", &["sweep", "--help"]),
     ] {
         let (status, stdout, _) = output(hugeclear_trace().args(arguments).env("COLUMNS", "100"));
         assert_eq!(status, Some(0));
         insta::assert_snapshot!(name, stdout);
     }
+}
+
+/// A sweep that changes no setting of this host.
+fn sweep(options: &[&str]) -> Command {
+    let mut command = hugeclear_trace();
+    command.args(["sweep", "--trace", "off", "--json", "--touch", "first,last"]);
+    command.args(options);
+    command
+}
+
+/// Starts a sweep of runs that take ten seconds.
+fn long_sweep() -> Child {
+    sweep(&["base", "--size", "1M", "--duration", "10"])
+        .process_group(0)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the binary starts")
+}
+
+/// The first workload that a sweep has started, once there is one.
+fn first_workload(sweep: &Child) -> Pid {
+    let children = format!("/proc/{0}/task/{0}/children", sweep.id());
+    let deadline = Instant::now() + Duration::from_secs(60);
+    // Before that it is a copy of the sweep.
+    let is_workload = |pid: &&str| {
+        let words = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        words.starts_with(b"/proc/self/exe\0workload\0")
+    };
+    loop {
+        let started = fs::read_to_string(&children).expect("the sweep runs");
+        if let Some(pid) = started.split_whitespace().find(is_workload) {
+            return Pid::from_raw(pid.parse().expect("a process number"));
+        }
+        assert!(Instant::now() < deadline, "no run was started");
+        sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn a_sweep_runs_every_combination_once_a_round() {
+    let options = ["--repeat", "3", "--seed", "7", "base", "--size", "1M"];
+    let (status, stdout, stderr) = output(&mut sweep(&options));
+    assert_eq!(status, Some(0), "{stderr}");
+    assert_eq!(stderr, "");
+    let report: Value = serde_json::from_str(&stdout).expect("JSON");
+    let touches: Vec<&str> = (report["runs"].as_array().expect("runs").iter())
+        .map(|run| {
+            assert_eq!(run["workload"]["faults"], 256);
+            assert_eq!(run["workload"]["touch"], run["combination"]["touch"]);
+            run["combination"]["touch"].as_str().expect("a factor")
+        })
+        .collect();
+    assert_eq!(touches.len(), 6);
+    for round in touches.chunks(2) {
+        assert_ne!(round[0], round[1], "{touches:?}");
+    }
+    assert_eq!(report["rows"][1]["elapsed_ns"]["n"], 3);
+    assert_eq!(report["seed"], 7);
+    assert_eq!(report["restored"], serde_json::json!([]));
+}
+
+#[test]
+fn a_sweep_that_is_interrupted_prints_what_it_has() {
+    let child = long_sweep();
+    first_workload(&child);
+    // As a terminal does on Ctrl-C: to all of the group.
+    let group = Pid::from_raw(-child.id().cast_signed());
+    kill(group, Signal::SIGINT).expect("it runs");
+    let output = child.wait_with_output().expect("it ends");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(130), "{said}");
+    let report: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    assert_eq!(report["interrupted_by"], 2);
+    assert_eq!(report["runs"], serde_json::json!([]));
+}
+
+#[test]
+fn a_run_that_fails_is_named_and_ends_the_sweep() {
+    let child = long_sweep();
+    kill(first_workload(&child), Signal::SIGKILL).expect("it runs");
+    let output = child.wait_with_output().expect("it ends");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert_eq!(said.lines().count(), 1, "{said}");
+    assert!(
+        said.contains("round 1, touch ") && said.contains("SIGKILL"),
+        "{said}"
+    );
 }

@@ -11,8 +11,10 @@ mod models;
 mod nodes;
 mod parts;
 mod strategy;
+mod sweep;
 mod trace;
 mod waiting;
+mod workloads;
 
 use anyhow::Result;
 use clap::{Parser, Subcommand};
@@ -113,6 +115,16 @@ enum Scenario {
     Nodes(Expected),
     /// Every clear is printed as it ends, or counted as lost.
     Events(Expected),
+    /// Each workload causes what it says, and its options do what they say.
+    Workloads(Expected),
+    /// A sweep runs under every model, and puts all settings back.
+    Sweep {
+        #[command(flatten)]
+        expected: Expected,
+        /// The preemption models that can be switched to.
+        #[arg(long, value_delimiter = ',')]
+        models: Vec<String>,
+    },
     /// Makes clears for the other scenarios to count.
     #[command(subcommand)]
     Load(loads::Load),
@@ -150,9 +162,17 @@ fn main() -> Result<()> {
         Scenario::Impact(expected) => impact::run(&expected),
         Scenario::SleepBesideClear => impact::sleep_beside_clear(),
         Scenario::Causes { expected, methods } => causes::run(&expected, &methods),
-        Scenario::Parts(expected) => parts::run(&expected),
-        Scenario::Nodes(expected) => nodes::run(&expected),
+        Scenario::Parts(expected) => {
+            parts::run(&expected)?;
+            workloads::fragment(&expected)
+        }
+        Scenario::Nodes(expected) => {
+            nodes::run(&expected)?;
+            workloads::nodes(&expected)
+        }
+        Scenario::Workloads(expected) => workloads::run(&expected),
         Scenario::Events(expected) => events::run(&expected),
+        Scenario::Sweep { expected, models } => sweep::run(&expected, &models),
         Scenario::Load(load) => loads::run(load),
     }
 }

@@ -14,6 +14,7 @@ use crate::{
         select::{AllocatorMode, Method},
     },
     strategy::Touch,
+    sweep,
     units::{self, Numbers, numbers, seconds},
     window::{By, Grouping, Only},
     workload,
@@ -69,6 +70,8 @@ pub enum Command {
     Workload(workload::Args),
     /// Measure in user space what the order and the instructions of clearing cost, without root
     Lab(lab::Args),
+    /// Run a workload under every combination of preemption models and other settings, and compare
+    Sweep(sweep::Args),
 }
 
 /// Options of `doctor`.

@@ -130,7 +130,7 @@ fn left_over() -> Option<Note> {
             let each: Vec<String> = settings.iter().map(ToString::to_string).collect();
             format!(
                 "a run that was killed left settings changed, which the next hugeclear-trace workload \
-                 puts back: {}",
+                 or sweep puts back: {}",
                 each.join(", ")
             )
         }

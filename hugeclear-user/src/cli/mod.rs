@@ -5,6 +5,7 @@ pub mod doctor;
 pub mod lab;
 mod output;
 mod session;
+pub mod sweep;
 pub mod trace;
 pub mod workload;
 
@@ -13,6 +14,8 @@ use std::process::ExitCode;
 use anyhow::Result;
 
 use args::{Cli, Command};
+
+use crate::settings;
 
 /// Does what the command line asks.
 ///
@@ -24,5 +27,16 @@ pub fn run(cli: Cli) -> Result<ExitCode> {
         Some(Command::Doctor(args)) => doctor::run(&args),
         Some(Command::Workload(args)) => workload::main(&args),
         Some(Command::Lab(args)) => lab::main(&args),
+        Some(Command::Sweep(args)) => sweep::main(&args),
+    }
+}
+
+/// Puts back what a killed run has left changed, and says so.
+fn repair_settings() {
+    for outcome in settings::repair() {
+        match outcome {
+            Ok(repaired) => eprintln!("hugeclear-trace: {repaired}"),
+            Err(error) => eprintln!("hugeclear-trace: {error}"),
+        }
     }
 }

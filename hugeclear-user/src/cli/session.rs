@@ -81,21 +81,12 @@ impl<'a> Session<'a> {
                  (kernel.kptr_restrict, CAP_SYSLOG)",
             ));
         }
-        let nodes = facts.numa.nodes.iter();
         Self {
             facts,
             summary: Summary::new(facts),
             probes: tracer.probes.clone(),
             notes,
-            terms: Terms {
-                base_page_bytes: facts.page_size_bytes,
-                derived: derived_sites(&tracer.probes),
-                counts_waiting: facts.btf.offsets.task_run_delay.is_some(),
-                node_of_cpu: nodes
-                    .flat_map(|node| node.cpus.iter().map(|cpu| (*cpu, node.id)))
-                    .collect(),
-                cgroups: BTreeMap::new(),
-            },
+            terms: terms(facts, tracer),
             filtered: request.filter != Filter::default() || !grouping.only.is_everything(),
             grouping,
             records_faults: tracer.records_faults,
@@ -296,6 +287,20 @@ impl<'a> Session<'a> {
         counts
             .filter(|count| count.mapped + count.fallback > 0)
             .collect()
+    }
+}
+
+/// What the aggregates of this trace alone do not say.
+pub(super) fn terms(facts: &Facts, tracer: &Tracer) -> Terms {
+    let nodes = facts.numa.nodes.iter();
+    Terms {
+        base_page_bytes: facts.page_size_bytes,
+        derived: derived_sites(&tracer.probes),
+        counts_waiting: facts.btf.offsets.task_run_delay.is_some(),
+        node_of_cpu: nodes
+            .flat_map(|node| node.cpus.iter().map(|cpu| (*cpu, node.id)))
+            .collect(),
+        cgroups: BTreeMap::new(),
     }
 }
 

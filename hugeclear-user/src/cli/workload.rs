@@ -8,10 +8,7 @@ use std::{
 
 use anyhow::Result;
 
-use crate::{
-    settings,
-    workload::{Args, Machine, Plan, run},
-};
+use crate::workload::{Args, Machine, Plan, run};
 
 /// Exit status of bad usage, as clap has it.
 const USAGE: u8 = 2;
@@ -21,12 +18,7 @@ const USAGE: u8 = 2;
 /// # Errors
 /// If it cannot be run; what cannot be run as asked is an exit status.
 pub fn main(args: &Args) -> Result<ExitCode> {
-    for outcome in settings::repair() {
-        match outcome {
-            Ok(repaired) => eprintln!("hugeclear-trace: {repaired}"),
-            Err(error) => eprintln!("hugeclear-trace: {error}"),
-        }
-    }
+    super::repair_settings();
     let planned = Plan::check(args, &Machine::read(Path::new("/")));
     let (report, put_back) = match planned.and_then(|plan| run(&plan)) {
         Ok(done) => done,

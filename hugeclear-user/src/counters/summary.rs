@@ -130,7 +130,9 @@ impl fmt::Display for Summary {
         let records = counted().map(|(row, spread)| {
             let mut cells = cells(row, &spread);
             if took_turns {
-                cells.push(percent(row.running_share));
+                // As perf does: only where it ran less than all the time.
+                let share = row.running_share.filter(|share| *share < 1.0);
+                cells.push(share.map_or_else(String::new, |share| percent(Some(share))));
             }
             cells
         });

@@ -32,7 +32,7 @@ impl ThpEnabled {
         }
     }
 
-    fn parse(word: &str) -> Option<Self> {
+    pub(crate) fn parse(word: &str) -> Option<Self> {
         [Self::Always, Self::Madvise, Self::Inherit, Self::Never]
             .into_iter()
             .find(|enabled| enabled.as_str() == word)

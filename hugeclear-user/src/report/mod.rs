@@ -8,6 +8,7 @@ use std::collections::BTreeSet;
 use serde::Serialize;
 
 pub use event::{EVENT_TITLES, event_json, event_text};
+pub(crate) use table::probes_line;
 pub use table::table;
 
 use crate::{

@@ -98,7 +98,8 @@ fn machine_line(facts: &Summary) -> String {
     )
 }
 
-fn probes_line(probes: &[AttachedProbe]) -> String {
+/// How each site is traced, in words.
+pub(crate) fn probes_line(probes: &[AttachedProbe]) -> String {
     let named = probes.iter().map(|probe| {
         let derived = if probe.derived { ", derived" } else { "" };
         match probe.site {

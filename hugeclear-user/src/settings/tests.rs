@@ -117,6 +117,35 @@ fn a_setting_is_changed_and_put_back() {
 }
 
 #[test]
+fn settings_are_switched_again_and_again_and_end_as_they_began() {
+    let machine = Machine::new(&["always madvise [never]", "0", "none (voluntary) full lazy"]);
+    let mut applied = machine.apply(&[]).unwrap();
+    for (changes, values) in [
+        (vec![machine.change(2, "full")], ["never", "0", "full"]),
+        (
+            vec![machine.change(0, "always"), machine.change(2, "none")],
+            ["always", "0", "none"],
+        ),
+        (
+            vec![machine.change(2, "voluntary")],
+            ["never", "0", "voluntary"],
+        ),
+        (vec![machine.change(1, "8")], ["never", "8", "voluntary"]),
+        (vec![], ["never", "0", "voluntary"]),
+        (
+            vec![machine.change(0, "madvise")],
+            ["madvise", "0", "voluntary"],
+        ),
+    ] {
+        applied.switch_in(&machine.run_dir(), &changes).unwrap();
+        assert_eq!([0, 1, 2].map(|number| machine.value(number)), values);
+    }
+    applied.put_back().unwrap();
+    assert_eq!(machine.value(0), "never");
+    assert!(!machine.list().exists());
+}
+
+#[test]
 fn nothing_is_created_where_nothing_is_changed() {
     let machine = Machine::new(&["8"]);
     machine.apply(&[]).unwrap().put_back().unwrap();

@@ -4,7 +4,7 @@
 //! [`run()`] -> [`Report`]. The report is the ground truth that traces are tested against: how many
 //! pages the kernel itself says it gave, not how many were asked for.
 //!
-//! A run is one pass (or several, for a duration) over fresh memory ([`area`]) by its threads, in `run`.
+//! A run is one pass (or several, for a duration) over fresh memory (`area`) by its threads, in `run`.
 //! Their heap and their stacks stay below one huge page, and their buffers are out of reach of huge pages,
 //! so that with THP `always` they fault no huge page but those they mean to.
 

@@ -364,6 +364,11 @@ impl Plan {
         }
     }
 
+    /// The settings to change for the time of the run, in this order.
+    pub(crate) fn changes(&self) -> &[Change] {
+        &self.changes
+    }
+
     fn transparent(&mut self, thp: &Thp, args: &Args) -> Result<(), Error> {
         let dir = Path::new("/").join(thp::DIR);
         let size_file = |bytes: u64| dir.join(format!("hugepages-{}kB/enabled", bytes / 1024));
