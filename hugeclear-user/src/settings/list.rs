@@ -20,8 +20,7 @@ use super::{Error, Saved};
 #[derive(Debug)]
 pub(super) struct List {
     path: PathBuf,
-    /// Never read: it is the lock as long as it is open.
-    _lock: File,
+    lock: File,
 }
 
 impl List {
@@ -62,7 +61,7 @@ impl List {
             .map_err(failed("write", &path))?;
         Ok(Self {
             path: path_in(dir),
-            _lock: lock,
+            lock,
         })
     }
 
@@ -130,6 +129,15 @@ impl List {
             path: self.path.clone(),
             error,
         }
+    }
+}
+
+impl Drop for List {
+    /// Closing would not do: a process that another thread has just forked holds the lock as well, until it
+    /// executes its program.
+    fn drop(&mut self) {
+        // What cannot be unlocked is by closing it, at the latest when that process has gone on.
+        let _ = self.lock.unlock();
     }
 }
 
