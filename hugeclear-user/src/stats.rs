@@ -66,6 +66,27 @@ impl Spread {
     }
 }
 
+/// So many robust standard deviations from the median a measurement is called an outlier.
+pub const OUTLIER_DEVIATIONS: f64 = 10.0;
+
+/// Scales the median absolute deviation to the standard deviation of normal data.
+const DEVIATION_PER_MAD: f64 = 1.4826;
+
+/// Which of these times (ns) are outliers, as indices: more than [`OUTLIER_DEVIATIONS`] robust standard
+/// deviations from the median, by the median absolute deviation (B. Iglewicz and D. Hoaglin, "How to Detect and
+/// Handle Outliers", 1993; the rule and the threshold of hyperfine, `src/outlier_detection.rs`).
+pub fn outliers(times_ns: &[u64]) -> Vec<usize> {
+    let median_of = |values: Vec<f64>| Data::new(values).median();
+    let median = median_of(times_ns.iter().map(|ns| *ns as f64).collect());
+    let deviation = |ns: u64| (ns as f64 - median).abs();
+    // The clock tells no less than 1 ns apart.
+    let mad = median_of(times_ns.iter().copied().map(deviation).collect()).max(1.0);
+    let most = OUTLIER_DEVIATIONS * DEVIATION_PER_MAD * mad;
+    (0..times_ns.len())
+        .filter(|index| deviation(times_ns[*index]) > most)
+        .collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -98,6 +119,30 @@ mod tests {
     }
 
     #[test]
+    fn means_are_apart_from_a_known_distance_on() {
+        let spread = |sample: &[f64]| Spread::of(sample.iter().copied()).unwrap();
+        let a = spread(&[
+            27.5, 21.0, 19.0, 23.6, 17.0, 17.9, 16.9, 20.1, 21.9, 22.6, 23.1, 19.6, 19.0, 21.7,
+            21.4,
+        ]);
+        let b = spread(&[
+            27.1, 22.0, 20.8, 23.4, 23.4, 23.5, 25.8, 22.0, 24.8, 20.2, 21.9, 22.1, 22.9, 30.1,
+            24.4,
+        ]);
+        // By hand: means 2.807 apart, standard error of that 0.9803, 27.8 degrees of freedom. Tables of
+        // Student's t have 2.052 for 27 and 2.048 for 28: the 95 % interval is 2.01 to each side.
+        let p_of_moved = |by: f64| {
+            let moved = Spread {
+                mean: b.mean - by,
+                ..b
+            };
+            a.p_of_same_mean(&moved).unwrap()
+        };
+        assert!(p_of_moved(0.0) < 0.05);
+        assert!(p_of_moved(0.79) < 0.05 && p_of_moved(0.81) > 0.05);
+    }
+
+    #[test]
     fn few_measurements() {
         assert_eq!(Spread::of([]), None);
         let one = Spread::of([5.0]).unwrap();
@@ -105,5 +150,17 @@ mod tests {
             (one.mean, one.median, one.sd, one.se),
             (5.0, 5.0, None, None)
         );
+    }
+
+    #[test]
+    fn outliers_are_far_from_the_median() {
+        // Median 103, median absolute deviation 2: beyond 103 ± 29.65.
+        assert_eq!(outliers(&[100, 101, 103, 104, 105, 132]), [0; 0]);
+        assert_eq!(outliers(&[100, 101, 103, 105, 134]), [4]);
+        assert_eq!(outliers(&[70, 100, 101, 103, 105]), [0]);
+        assert_eq!(outliers(&[100, 100, 100, 100, 116]), [4]);
+        assert_eq!(outliers(&[100, 100, 100, 100, 114]), [0; 0]);
+        assert_eq!(outliers(&[7]), [0; 0]);
+        assert_eq!(outliers(&[]), [0; 0]);
     }
 }

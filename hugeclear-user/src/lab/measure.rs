@@ -12,7 +12,6 @@ use indicatif::{ProgressBar, ProgressStyle};
 use super::{
     Backing, Error, Machine, Plan, Primitive, Strategy,
     machine::Disturbances,
-    noise::OUTLIER_DEVIATIONS,
     plan::RegionPlan,
     region::Region,
     report::{self, Cell, Heat, Missing, Report},
@@ -20,6 +19,7 @@ use super::{
 };
 use crate::{
     notes::Note,
+    stats::OUTLIER_DEVIATIONS,
     units::format_bytes,
     workload::{memory::Mapping, place::run_on, signals::Signals},
 };

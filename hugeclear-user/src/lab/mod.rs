@@ -8,7 +8,6 @@ mod args;
 mod error;
 mod machine;
 mod measure;
-mod noise;
 mod plan;
 mod primitives;
 mod region;

@@ -2,8 +2,11 @@
 
 use serde::Serialize;
 
-use super::{Backing, machine::Cache, machine::Conditions, noise};
-use crate::{notes::Note, stats::Spread};
+use super::{Backing, machine::Cache, machine::Conditions};
+use crate::{
+    notes::Note,
+    stats::{self, Spread},
+};
 
 /// What was measured.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -134,14 +137,18 @@ impl Cell {
             primitive,
             gb_per_s: Spread::of(clear_ns.iter().map(rate)),
             standing: Standing::Slower,
-            outliers: noise::outliers(&clear_ns),
+            outliers: stats::outliers(&clear_ns).len(),
             clear_ns,
             heat,
         }
     }
 }
 
-/// Compares all cells with the best of them.
+/// Probability that a region calls a cell slower than the best though it is not.
+const ALPHA: f64 = 0.05;
+
+/// Compares all cells with the best of them: within noise is what Welch's test does not tell apart from it, at
+/// [`ALPHA`] for all comparisons together (Bonferroni), and what was cleared once.
 pub(super) fn rank(cells: &mut [Cell]) {
     let best = cells
         .iter()
@@ -151,10 +158,13 @@ pub(super) fn rank(cells: &mut [Cell]) {
     let Some((best_index, best)) = best else {
         return;
     };
+    let alpha = ALPHA / (cells.len() - 1).max(1) as f64;
     for (index, cell) in cells.iter_mut().enumerate() {
         cell.standing = match cell.gb_per_s {
             _ if index == best_index => Standing::Best,
-            Some(rates) if noise::alike(&best, &rates) => Standing::WithinNoise,
+            Some(rates) if best.p_of_same_mean(&rates).is_none_or(|p| p >= alpha) => {
+                Standing::WithinNoise
+            }
             Some(_) | None => Standing::Slower,
         };
     }

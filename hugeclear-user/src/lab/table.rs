@@ -217,7 +217,7 @@ fn foot(out: &mut String, report: &Report) -> fmt::Result {
     Ok(())
 }
 
-const MARKS: &str = "* best, = not told apart from it (Welch, 95 %)";
+const MARKS: &str = "* best, = not told apart from it (Welch, 95 % for all)";
 
 fn mark(cell: &Cell) -> char {
     match cell.standing {
