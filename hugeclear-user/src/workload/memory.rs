@@ -14,7 +14,7 @@ use std::{
 
 use nix::{
     errno::Errno,
-    sys::mman::{MapFlags, ProtFlags, mmap_anonymous, munmap},
+    sys::mman::{MapFlags, ProtFlags, mmap_anonymous, mprotect, munmap},
 };
 
 use super::Error;
@@ -22,6 +22,11 @@ use crate::units::format_bytes;
 
 /// `MADV_COLLAPSE` of linux/mman.h, which libc does not have for every target.
 pub(super) const MADV_COLLAPSE: i32 = 25;
+
+/// Base pages are at most 64 KiB (arm64).
+const LARGEST_BASE_PAGE_BYTES: usize = 64 << 10;
+
+const READ_WRITE: ProtFlags = ProtFlags::PROT_READ.union(ProtFlags::PROT_WRITE);
 
 /// Whether this kernel knows an advice: nothing is done to no bytes, but the advice is looked at first
 /// (madvise_should_skip, mm/madvise.c; the same order in 5.10).
@@ -36,6 +41,8 @@ pub(super) fn knows(advice: i32) -> bool {
 pub(crate) struct Mapping {
     start: NonNull<c_void>,
     bytes: NonZeroUsize,
+    /// What mmap returned, and how much: this and the room around it.
+    whole: (NonNull<c_void>, NonZeroUsize),
 }
 
 // SAFETY: it owns its memory; what is shared between threads is only what it hands out as `Part`s.
@@ -51,38 +58,53 @@ impl Mapping {
 
     /// Private anonymous memory that starts at a multiple of `alignment`, with huge pages if those are
     /// given to memory that does not ask for them.
+    ///
+    /// Room that cannot be used is kept on both sides. Without it the kernel may join the mapping to a
+    /// neighbour that is like it (vma_merge, mm/mmap.c), say a thread's stack, and then tells their pages
+    /// as those of one.
     pub(super) fn aligned(bytes: NonZeroUsize, alignment: usize) -> Result<Self, Error> {
-        let with_room = bytes
-            .checked_add(alignment)
+        let with_room = alignment
+            .checked_mul(2)
+            .and_then(|room| bytes.checked_add(room))
             .ok_or_else(|| too_large(u64::MAX))?;
-        let mut whole = Self::map(
+        let mut mapping = Self::map(
             with_room,
+            ProtFlags::PROT_NONE,
             MapFlags::MAP_PRIVATE | MapFlags::MAP_NORESERVE,
             "",
         )?;
-        let head = whole.address().next_multiple_of(alignment) - whole.address();
-        // Cut off what is before and behind, so that the mapping holds our pages and no others.
-        if let Some(head) = NonZeroUsize::new(head) {
-            drop(whole.split_front(head));
-        }
-        // There is always a tail: the head is shorter than the alignment.
-        Ok(whole.split_front(bytes))
+        // At least a page, at most the alignment; so that as much is left behind.
+        let head = (mapping.address() + 1).next_multiple_of(alignment) - mapping.address();
+        // SAFETY: head and bytes together are less than the length, so the address is inside.
+        mapping.start = unsafe { mapping.start.byte_add(head) };
+        mapping.bytes = bytes;
+        // SAFETY: the range is ours, and nothing refers to it yet.
+        unsafe { mprotect(mapping.start, bytes.get(), READ_WRITE) }.map_err(|error| {
+            Error::SystemCall {
+                call: "mprotect",
+                what: format_bytes(bytes.get() as u64),
+                error,
+                hint: "",
+            }
+        })?;
+        Ok(mapping)
     }
 
     /// Private anonymous memory that never gets huge pages, whatever the settings.
     pub(crate) fn plain(bytes: NonZeroUsize) -> Result<Self, Error> {
-        Self::map(bytes, MapFlags::MAP_PRIVATE | MapFlags::MAP_NORESERVE, "")?.without_huge_pages()
+        Self::aligned(bytes, LARGEST_BASE_PAGE_BYTES)?.without_huge_pages()
     }
 
     /// The same, shared with children.
     pub(super) fn shared(bytes: NonZeroUsize) -> Result<Self, Error> {
-        Self::map(bytes, MapFlags::MAP_SHARED, "")?.without_huge_pages()
+        Self::map(bytes, READ_WRITE, MapFlags::MAP_SHARED, "")?.without_huge_pages()
     }
 
     /// Private anonymous memory from the hugetlb pool of this page size; reserves its pages.
     pub(crate) fn hugetlb(bytes: NonZeroUsize, page_size_bytes: u64) -> Result<Self, Error> {
         Self::map(
             bytes,
+            READ_WRITE,
             MapFlags::MAP_PRIVATE
                 | MapFlags::MAP_HUGETLB
                 | MapFlags::from_bits_retain(size_flag(page_size_bytes)),
@@ -190,44 +212,29 @@ impl Mapping {
         }
     }
 
-    /// Splits off the first `bytes`, fewer than there are.
-    fn split_front(&mut self, bytes: NonZeroUsize) -> Self {
-        let rest = self
-            .bytes
-            .get()
-            .checked_sub(bytes.get())
-            .and_then(NonZeroUsize::new)
-            .expect("only part of a mapping is split off");
-        let front = Self {
-            start: self.start,
-            bytes,
-        };
-        // SAFETY: `bytes` is less than the length, so the address is inside the mapping.
-        self.start = unsafe { self.start.byte_add(bytes.get()) };
-        self.bytes = rest;
-        front
-    }
-
-    fn map(bytes: NonZeroUsize, flags: MapFlags, hint: &'static str) -> Result<Self, Error> {
+    fn map(
+        bytes: NonZeroUsize,
+        protection: ProtFlags,
+        flags: MapFlags,
+        hint: &'static str,
+    ) -> Result<Self, Error> {
         // SAFETY: the kernel chooses the address (no MAP_FIXED), so no existing memory is touched.
-        let mapped = unsafe {
-            mmap_anonymous(
-                None,
-                bytes,
-                ProtFlags::PROT_READ | ProtFlags::PROT_WRITE,
-                flags,
-            )
-        };
+        let mapped = unsafe { mmap_anonymous(None, bytes, protection, flags) };
         let start = mapped.map_err(|error| mmap_failed(bytes.get(), error, hint))?;
-        Ok(Self { start, bytes })
+        Ok(Self {
+            start,
+            bytes,
+            whole: (start, bytes),
+        })
     }
 }
 
 impl Drop for Mapping {
     fn drop(&mut self) {
+        let (start, bytes) = self.whole;
         // SAFETY: the range is ours, and nothing borrows it any more. It cannot fail for a range that
-        // mmap returned or that was split off one.
-        let unmapped = unsafe { munmap(self.start, self.bytes.get()) };
+        // mmap returned.
+        let unmapped = unsafe { munmap(start, bytes.get()) };
         debug_assert_eq!(unmapped, Ok(()), "our own mapping can be unmapped");
     }
 }
@@ -442,6 +449,28 @@ mod tests {
             mapping.touch(0);
             mapping.touch(bytes.get() - 1);
             assert_eq!(mapping.as_u64s()[0], 1);
+        }
+    }
+
+    #[test]
+    fn the_kernel_joins_no_other_memory_to_it() {
+        let bytes = NonZeroUsize::new(2 * PAGE).unwrap();
+        for alignment in [PAGE, 2 << 20] {
+            let mut mapping = Mapping::aligned(bytes, alignment).unwrap();
+            mapping.whole().populate().unwrap();
+            let Range { start, end } = mapping.addresses();
+            let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+            let lines: Vec<&str> = maps.lines().collect();
+            let own = format!("{start:x}-{end:x} rw-p");
+            let index = lines.iter().position(|line| line.starts_with(&own));
+            let index = index.unwrap_or_else(|| panic!("no {own} in\n{maps}"));
+            for (neighbour, bound) in [
+                (index - 1, format!("-{start:x} ---p")),
+                (index + 1, format!("{end:x}-")),
+            ] {
+                assert!(lines[neighbour].contains(&bound), "{maps}");
+                assert!(lines[neighbour].contains("---p"), "{maps}");
+            }
         }
     }
 
