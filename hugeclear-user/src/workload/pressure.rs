@@ -20,6 +20,8 @@ use super::{
 
 /// How much memory is filled before looking at what is asked of us meanwhile.
 const STEP_BYTES: u64 = 64 << 20;
+/// How long nobody looks whether the run is over, at most, when it waits for the next fault.
+const LOOK: Duration = Duration::from_millis(100);
 /// Of so many base pages one stays in use: enough that no block of 2 MiB stays whole, and room for compaction.
 const KEPT_OF: usize = 8;
 
@@ -156,12 +158,36 @@ impl Pace {
         }
     }
 
-    /// Waits until fault number `index` is due. A thread that is late makes up for it.
-    pub(super) fn wait(&self, index: u32) {
+    /// Waits until fault number `index` is due, and looks every [`LOOK`] whether `is_over` meanwhile. A thread
+    /// that is late makes up for it.
+    pub(super) fn wait(&self, index: u32, is_over: impl Fn() -> bool) {
         let due = self.start + self.every.saturating_mul(index);
-        let left = due.saturating_duration_since(Instant::now());
-        if !left.is_zero() {
-            thread::sleep(left);
+        loop {
+            let left = due.saturating_duration_since(Instant::now());
+            if left.is_zero() || is_over() {
+                break;
+            }
+            thread::sleep(left.min(LOOK));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn waiting_ends_when_it_is_over() {
+        let pace = Pace::new(1e-6);
+        let looks = AtomicU64::new(0);
+        pace.wait(1, || looks.fetch_add(1, Ordering::Relaxed) == 2);
+        assert_eq!(looks.into_inner(), 3);
+    }
+
+    #[test]
+    fn faults_come_no_sooner_than_they_are_due() {
+        let pace = Pace::new(1000.0);
+        pace.wait(5, || false);
+        assert!(pace.start.elapsed() >= Duration::from_millis(5));
     }
 }

@@ -15,7 +15,7 @@ use crate::{
     counters::{self, Counts},
     grid::{Column, grid},
     settings::Change,
-    stats::Spread,
+    stats::{OUTLIER_DEVIATIONS, Spread, outliers},
     units::{format_bytes, format_ns},
     window::Operation,
 };
@@ -350,6 +350,7 @@ impl Report {
         let expected = expected(plan, &runs);
         let mut notes = plan.notes.clone();
         notes.extend(note_of_pages(plan, faults, pages));
+        notes.extend(note_of_outliers(&runs));
         Self {
             kind: plan.kind,
             page_size_bytes: plan.page_size_bytes,
@@ -442,6 +443,26 @@ fn note_of_pages(plan: &Plan, faults: u64, pages: Option<u64>) -> Option<String>
     })
 }
 
+/// Which runs are far from the others. By the time of a page: with `--duration` all take as long.
+fn note_of_outliers(runs: &[Run]) -> Option<String> {
+    let times_ns: Vec<u64> = runs
+        .iter()
+        .map(|run| run.elapsed_ns / run.faults.max(1))
+        .collect();
+    let listed: Vec<String> = outliers(&times_ns)
+        .into_iter()
+        .map(|index| format!("{} ({})", index + 1, format_ns(times_ns[index] as f64)))
+        .collect();
+    let median_ns = Spread::of(times_ns.iter().map(|ns| *ns as f64))?.median;
+    (!listed.is_empty()).then(|| {
+        format!(
+            "the time of a page is an outlier in run {}, more than {OUTLIER_DEVIATIONS} robust sd from the median of the runs ({}), and is in mean and sd; first runs are slow where a hypervisor makes memory present at the first touch: then run again",
+            listed.join(", "),
+            format_ns(median_ns)
+        )
+    })
+}
+
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let page = format_bytes(self.page_size_bytes);
@@ -490,7 +511,7 @@ impl fmt::Display for Report {
         for expected in &self.expected {
             writeln!(
                 f,
-                "a trace must show {} {} of {}, cause {}",
+                "a trace must show {} {} of {}, cause {}, at each site that makes them",
                 expected.count,
                 match expected.operation {
                     Operation::Clear => "clears",
@@ -644,6 +665,45 @@ mod tests {
             let error = quantile_ns as f64 / 1e6 / exact_ms - 1.0;
             assert!(error.abs() < 1e-3, "{quantile_ns} ns for {exact_ms} ms");
         }
+    }
+
+    #[test]
+    fn runs_far_from_the_others_are_noted() {
+        let run = |elapsed_ns, faults| Run {
+            faults,
+            pages: Some(faults),
+            filled: 0,
+            passes: 1,
+            bytes: 0,
+            elapsed_ns,
+            gb_per_s: None,
+            gib_per_s: None,
+            minor_faults: faults,
+            thp_fault_alloc: None,
+            latency: None,
+            retouch: None,
+            bench_ns: None,
+            saturated_gb_per_s: None,
+            counted: Counted {
+                ns: 0,
+                counts: Counts::default(),
+            },
+        };
+        let usual = [run(1000, 10), run(2020, 20), run(980, 10), run(0, 0)];
+        assert_eq!(note_of_outliers(&[]), None);
+        assert_eq!(note_of_outliers(&usual[..3]), None);
+        let mut runs = vec![run(50_000, 10)];
+        runs.extend_from_slice(&usual[..3]);
+        runs.push(run(990, 10));
+        let note = note_of_outliers(&runs).unwrap();
+        assert!(
+            note.contains("in run 1 (5.00 µs), more than 10 robust sd"),
+            "{note}"
+        );
+        assert!(note.contains("of the runs (100 ns)"), "{note}");
+        // One that was over before it touched anything.
+        let note = note_of_outliers(&usual).unwrap();
+        assert!(note.contains("in run 4 (0.00 ns)"), "{note}");
     }
 
     #[test]

@@ -342,14 +342,11 @@ impl Worker<'_> {
         let mut rewrite = Rewrite::default();
         let start = Instant::now();
         for index in 0..self.latencies.len() {
-            let is_late = self
-                .deadline
-                .is_some_and(|deadline| Instant::now() >= deadline);
-            if is_late || self.signals.seen().is_some() {
-                break;
-            }
             if let Some(pace) = &pace {
-                pace.wait(done);
+                pace.wait(done, || self.is_over());
+            }
+            if self.is_over() {
+                break;
             }
             let first = index * pitch;
             let touched = first + offset(plan, &mut random) as usize;
@@ -379,6 +376,14 @@ impl Worker<'_> {
             minor_faults,
             rewrite,
         })
+    }
+
+    /// Whether its time is up, or a signal came.
+    fn is_over(&self) -> bool {
+        let is_late = self
+            .deadline
+            .is_some_and(|deadline| Instant::now() >= deadline);
+        is_late || self.signals.seen().is_some()
     }
 
     /// All pages by one call.
