@@ -206,6 +206,7 @@ fn cells(entry: &Entry, is_first_or_last: bool) -> Vec<Cell> {
         // Little, so that it is soon used up; and enough for the kernel to have huge pages.
         cells.push(Cell {
             memory_mib: 640,
+            icount: true,
             ..cell("parts", NO_INIT, checks("parts", false, &[]))
         });
     }

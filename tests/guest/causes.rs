@@ -8,7 +8,9 @@ use serde_json::{Value, json};
 use crate::{
     Expected,
     counts::anonymous_sites,
-    trace::{MIB2, Traced, huge_pages_on_request, sum, trace, trace_loads, trace_loads_unchecked},
+    trace::{
+        MIB2, Traced, huge_pages_on_request, sum, trace_exactly, trace_loads, trace_loads_unchecked,
+    },
 };
 
 const THP: &str = "/sys/kernel/mm/transparent_hugepage";
@@ -268,7 +270,7 @@ fn small_sizes(expected: &Expected) -> Result<()> {
             format!("hugeclear-trace workload thp --page-size {kib}K --size {size}K --configure")
         })
         .collect();
-    let traced = trace(&["--faults"], &["sh", "-c", &script.join(" && ")]);
+    let traced = trace_exactly(&["--faults"], &["sh", "-c", &script.join(" && ")]);
     enable("never")?;
     let traced = traced?;
     traced.check_sound()?;

@@ -5,7 +5,7 @@ use std::process::Command;
 use anyhow::{Context as _, Result, ensure};
 use serde_json::Value;
 
-use crate::{Expected, trace::trace};
+use crate::{Expected, trace::trace_exactly};
 
 /// The model in force, and the way to switch it.
 pub(crate) const SETTING: &str = "/sys/kernel/debug/sched/preempt";
@@ -57,7 +57,7 @@ fn switched(
     if !others.is_empty() {
         script += &format!("echo {boot} > {SETTING}");
     }
-    let traced = trace(&["--method", method], &["sh", "-c", &script])?;
+    let traced = trace_exactly(&["--method", method], &["sh", "-c", &script])?;
     traced.check_sound()?;
 
     let mut wanted: Vec<(&str, u64)> = std::iter::once(boot)

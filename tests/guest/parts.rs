@@ -12,9 +12,10 @@ use crate::{
     trace::{MIB2, Traced, huge_pages_on_request, sum, trace_loads},
 };
 
-/// How far the time of compaction and reclaim may be from what ftrace says of the same calls. Whichever
-/// sits outside also times the other's probes, and the clock of this guest is the host's.
-const TOLERANCE: f64 = 0.25;
+/// How far the time of compaction and reclaim may be from what ftrace says of the same calls, beside the
+/// waiting for a CPU, which is not part of ours. Whichever sits outside also times the other's probes, in a
+/// guest whose clock counts instructions.
+const TOLERANCE: f64 = 0.05;
 
 pub(crate) fn run(expected: &Expected) -> Result<()> {
     huge_pages_on_request(expected)?;
@@ -46,7 +47,7 @@ pub(crate) fn run(expected: &Expected) -> Result<()> {
     );
     if let Some(theirs) = theirs {
         let calls = theirs.stop()?;
-        compare("compaction", part(&fragmented, "compaction_ns"), &calls[0])?;
+        compare(&fragmented, "compaction", &calls[0])?;
     }
 
     // Nobody may compact: the page is not to be had, and at once.
@@ -73,8 +74,8 @@ pub(crate) fn run(expected: &Expected) -> Result<()> {
     );
     if let Some(theirs) = theirs {
         let calls = theirs.stop()?;
-        compare("compaction", part(&reclaimed, "compaction_ns"), &calls[0])?;
-        compare("reclaim", part(&reclaimed, "reclaim_ns"), &calls[1])?;
+        compare(&reclaimed, "compaction", &calls[0])?;
+        compare(&reclaimed, "reclaim", &calls[1])?;
     }
     Ok(())
 }
@@ -142,17 +143,19 @@ fn grown(counters: &Value, prefix: &str) -> u64 {
     clippy::print_stdout,
     reason = "the host shows how close the parts are"
 )]
-fn compare(part: &str, ours_ns: u64, calls_us: &[f64]) -> Result<()> {
-    let (ours_us, theirs_us) = (ours_ns as f64 / 1e3, calls_us.iter().sum::<f64>());
-    let difference = ours_us / theirs_us - 1.0;
+fn compare(traced: &Traced, part: &str, calls_us: &[f64]) -> Result<()> {
+    let us = |field: &str| sum(traced.faults(), field, &json!({})) as f64 / 1e3;
+    let (ours, waiting) = (us(&format!("{part}_ns")), us("preempted_ns"));
+    let theirs: f64 = calls_us.iter().sum();
     println!(
-        "{part}, {} calls: ours {ours_us:.0} µs, function_graph {theirs_us:.0} µs: {:+.2} %",
+        "{part}, {} calls: ours {ours:.0} µs, and at most {waiting:.0} µs of waiting; function_graph \
+         {theirs:.0} µs: {:+.2} %",
         calls_us.len(),
-        difference * 100.0
+        (ours / theirs - 1.0) * 100.0
     );
     ensure!(
-        difference.abs() < TOLERANCE,
-        "{part} differs by {difference:+.3}"
+        ours < theirs * (1.0 + TOLERANCE) && ours + waiting > theirs * (1.0 - TOLERANCE),
+        "{part} differs"
     );
     Ok(())
 }

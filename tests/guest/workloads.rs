@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use crate::{
     Expected,
-    trace::{MIB2, Traced, huge_pages_on_request, sum, trace, trace_workload},
+    trace::{MIB2, Traced, huge_pages_on_request, sum, trace_exactly, trace_workload},
 };
 
 /// What is cleared or copied where it can be traced.
@@ -109,7 +109,7 @@ fn traced(workloads: &[&str]) -> Result<Traced> {
             refused.status
         );
     }
-    let traced = trace(&["--faults"], &["sh", "-c", &commands.join(" && ")])?;
+    let traced = trace_exactly(&["--faults"], &["sh", "-c", &commands.join(" && ")])?;
     traced.check_sound()?;
     traced.check_faults()?;
     ensure!(
