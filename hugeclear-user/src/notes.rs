@@ -126,13 +126,17 @@ pub struct Seen {
     pub filtered: bool,
     /// Which clears in the page allocator were traced.
     pub allocator: AllocatorReach,
+    /// Whether the page allocator zeroes what it hands out; `None`: not known.
+    pub init_on_alloc: Option<bool>,
+    /// Setting of anonymous THP; `None`: not built in.
+    pub thp_enabled: Option<ThpEnabled>,
 }
 
 /// What the kernel counted and the trace may not have seen, and why; or why there was nothing.
 #[must_use]
-pub fn of_unseen(facts: &Facts, seen: &Seen) -> Option<Note> {
+pub fn of_unseen(seen: &Seen) -> Option<Note> {
     let (thp, mthp) = (seen.thp_faults, seen.mthp_faults);
-    let zeroes_in_allocator = facts.init_on_alloc.on != Some(false);
+    let zeroes_in_allocator = seen.init_on_alloc != Some(false);
     let unseen = |faults: u64, size: &str, counter: &str, remedy: &str| {
         Note::new(
             "allocator_unseen",
@@ -153,7 +157,6 @@ pub fn of_unseen(facts: &Facts, seen: &Seen) -> Option<Note> {
         return None;
     }
 
-    let enabled = facts.thp.as_ref().and_then(|thp| thp.enabled);
     let foreign = (thp + mthp).saturating_sub(seen.own_clears);
     let text = if foreign > 0 && seen.filtered {
         format!(
@@ -165,7 +168,7 @@ pub fn of_unseen(facts: &Facts, seen: &Seen) -> Option<Note> {
              seen: please report this kernel, with the output of hugeclear-trace doctor --json"
         )
     } else {
-        let why = match enabled {
+        let why = match seen.thp_enabled {
             Some(ThpEnabled::Never) => {
                 ": THP is off (/sys/kernel/mm/transparent_hugepage/enabled is never), and no hugetlb \
                  page was asked for"
@@ -184,7 +187,6 @@ pub fn of_unseen(facts: &Facts, seen: &Seen) -> Option<Note> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::facts::recorded::facts;
 
     const NOTHING: Seen = Seen {
         clears: 0,
@@ -193,55 +195,57 @@ mod tests {
         own_clears: 0,
         filtered: false,
         allocator: AllocatorReach::Nothing,
+        init_on_alloc: Some(false),
+        thp_enabled: Some(ThpEnabled::Always),
     };
 
-    fn text(facts: &Facts, seen: &Seen) -> String {
-        of_unseen(facts, seen).map_or_else(String::new, |note| note.text)
+    fn text(seen: &Seen) -> String {
+        of_unseen(seen).map_or_else(String::new, |note| note.text)
     }
 
     #[test]
     fn silence_has_its_reason() {
-        let mut facts = facts("6.12");
-        facts.init_on_alloc.on = Some(false);
-        assert_eq!(text(&facts, &NOTHING), "no huge page has been faulted in");
-        facts.thp.as_mut().unwrap().enabled = Some(ThpEnabled::Never);
-        assert!(text(&facts, &NOTHING).contains("THP is off"));
+        assert_eq!(text(&NOTHING), "no huge page has been faulted in");
+        let off = Seen {
+            thp_enabled: Some(ThpEnabled::Never),
+            ..NOTHING
+        };
+        assert!(text(&off).contains("THP is off"));
 
         let unexplained = Seen {
             thp_faults: 3,
             ..NOTHING
         };
-        assert!(text(&facts, &unexplained).contains("please report this kernel"));
+        assert!(text(&unexplained).contains("please report this kernel"));
         let filtered = Seen {
             filtered: true,
             ..unexplained
         };
-        assert!(text(&facts, &filtered).contains("no clear matched the filters"));
+        assert!(text(&filtered).contains("no clear matched the filters"));
         // The tracer's own faults are no news.
         let own = Seen {
             own_clears: 3,
             ..unexplained
         };
-        assert!(text(&facts, &own).contains("no huge page has been faulted in"));
+        assert!(text(&own).contains("no huge page has been faulted in"));
     }
 
     #[test]
     fn what_the_allocator_cleared_out_of_sight_is_told_even_beside_clears() {
-        let mut facts = facts("7.3");
-        facts.init_on_alloc.on = Some(true);
         let seen = Seen {
+            init_on_alloc: Some(true),
             clears: 5,
             thp_faults: 2,
             mthp_faults: 7,
             allocator: AllocatorReach::Thp,
             ..NOTHING
         };
-        assert!(text(&facts, &seen).contains("7 mTHP faults"));
+        assert!(text(&seen).contains("7 mTHP faults"));
         let every_size = Seen {
             allocator: AllocatorReach::EverySize,
             ..seen
         };
-        assert_eq!(of_unseen(&facts, &every_size), None);
+        assert_eq!(of_unseen(&every_size), None);
     }
 
     #[test]

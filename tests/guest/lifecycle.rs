@@ -46,7 +46,7 @@ pub(crate) fn run(expected: &Expected) -> Result<()> {
     }
     two_at_once(expected)?;
     before.await_again().context("after two tracers")?;
-    windows()?;
+    windows(expected)?;
     terminal()?;
     exit_statuses()?;
     unwritable()?;
@@ -193,11 +193,14 @@ fn two_at_once(expected: &Expected) -> Result<()> {
 }
 
 /// With -i: windows that join without gap, and add up to the total.
-fn windows() -> Result<()> {
-    let traced = trace_workload(
-        &["-i", "0.2"],
-        &[&workload()[..], &["--repeat", "3"]].concat(),
-    )?;
+fn windows(expected: &Expected) -> Result<()> {
+    let hugetlb = workload();
+    let load = if expected.no_thp {
+        &hugetlb[..]
+    } else {
+        &["thp", "--size", "64M"]
+    };
+    let traced = trace_workload(&["-i", "0.2"], &[load, &["--repeat", "3"]].concat())?;
     ensure!(traced.windows.len() > 1, "{} windows", traced.windows.len());
     let count = |report: &Value| -> u64 {
         let rows = report["rows"].as_array().map_or(&[][..], Vec::as_slice);
@@ -207,6 +210,22 @@ fn windows() -> Result<()> {
     ensure!(
         sum == 96 && count(&traced.total) == 96,
         "{sum} in windows; {}",
+        traced.total
+    );
+    // Of the kernel's own counts too a window has what was added in it.
+    let of_kernel = |report: &Value| -> u64 {
+        let counts = report["fault_counts"]
+            .as_array()
+            .map_or(&[][..], Vec::as_slice);
+        counts
+            .iter()
+            .filter_map(|count| count["mapped"].as_u64())
+            .sum()
+    };
+    let sum: u64 = traced.windows.iter().map(of_kernel).sum();
+    ensure!(
+        sum == of_kernel(&traced.total) && (sum == 96 || expected.no_thp),
+        "{sum} faults counted in windows; {}",
         traced.total
     );
     for pair in traced.windows.windows(2) {

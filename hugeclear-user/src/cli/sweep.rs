@@ -16,7 +16,6 @@ use tokio::{
     time::timeout,
 };
 
-use super::session;
 use crate::{
     facts::Facts,
     notes::{self, Note},
@@ -25,7 +24,7 @@ use crate::{
         select::{self, Wanted},
         tracer::{TraceError, Tracer},
     },
-    report::Summary,
+    report::{Summary, terms},
     settings::{Applied, Change, current},
     sweep::{
         Args, Child, Error, Offer, Outcome, Plan, Planned, Report, Run, Trace, Traced, Tracing,
@@ -283,7 +282,7 @@ impl LiveTrace {
         };
         let tracer = Tracer::attach(facts, &set, &request)?;
         Ok(Self {
-            terms: session::terms(facts, &tracer),
+            terms: terms(facts, &tracer.probes),
             tracer,
             last: Snapshot::default(),
         })

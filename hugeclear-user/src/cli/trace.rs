@@ -149,10 +149,10 @@ async fn trace(args: &TraceArgs) -> Result<ExitCode> {
             () = output.failed() => break End::Unwritable,
             // While nobody reads what is printed, windows grow longer, and events wait where they are.
             () = async { output.room().await; ticks.tick().await; }, if needs_ticks => {
-                let reading = tracer.read();
+                let now = session.moment(tracer.read());
                 match args.interval {
-                    Some(_) => output.print(&session.window(&reading)).await,
-                    None => output.refresh(&session.total(&reading)).await,
+                    Some(_) => output.print(&session.window(&now)).await,
+                    None => output.refresh(&session.total(&now)).await,
                 }
             }
             (text, is_all) = next_events(&mut events, &mut session, &output) => {
@@ -170,7 +170,7 @@ async fn trace(args: &TraceArgs) -> Result<ExitCode> {
     // and takes time.
     tracer.stop();
     session.stop();
-    let reading = tracer.end();
+    let end_of_record = session.moment(tracer.end());
     let name = output.name.clone();
     let rest = async {
         if let Some(events) = &mut events {
@@ -182,9 +182,9 @@ async fn trace(args: &TraceArgs) -> Result<ExitCode> {
             }
         }
         if args.interval.is_some() {
-            output.print(&session.window(&reading)).await;
+            output.print(&session.window(&end_of_record)).await;
         }
-        output.print(&session.total(&reading)).await;
+        output.print(&session.total(&end_of_record)).await;
         output.finish().await
     };
     let written = tokio::select! {

@@ -173,6 +173,11 @@ impl Facts {
         }
     }
 
+    /// Bytes of a PMD-sized page; `None`: no THP.
+    pub fn pmd_bytes(&self) -> Option<u64> {
+        self.thp.as_ref().and_then(|thp| thp.pmd_size_bytes)
+    }
+
     /// How this kernel clears huge pages, where the facts tell; `None` where they do not.
     pub fn strategies(&self) -> Option<Strategies> {
         Strategies::new(self)

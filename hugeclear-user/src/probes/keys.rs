@@ -212,11 +212,7 @@ impl Layout {
                 .filter_map(|bytes| order(bytes, facts.page_size_bytes))
                 .collect()
         };
-        let thp: Vec<u64> = facts
-            .thp
-            .iter()
-            .filter_map(|thp| thp.pmd_size_bytes)
-            .collect();
+        let thp: Vec<u64> = facts.pmd_bytes().into_iter().collect();
         let hugetlb: Vec<u64> = facts
             .hugetlb
             .iter()

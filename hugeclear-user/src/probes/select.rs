@@ -8,7 +8,7 @@ use hugeclear_ebpf::{
     config::{AddressFrom, Pair, Role, SizeFrom},
     key::Site,
 };
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::catalog::{self, Around, Function};
 use crate::{facts::Facts, notes::Note};
@@ -157,7 +157,8 @@ pub struct HugeZeroPage {
 }
 
 /// Which clears in the allocator a probe set sees.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum AllocatorReach {
     /// None.
     Nothing,

@@ -2,17 +2,19 @@
 
 mod event;
 mod table;
+mod trace;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 pub use event::{EVENT_TITLES, event_json, event_text};
 pub(crate) use table::probes_line;
 pub use table::table;
+pub use trace::{Recorded, Trace, terms};
 
 use crate::{
-    facts::{Facts, PreemptModel},
+    facts::{Facts, HugeFaults, PreemptModel, ThpEnabled},
     notes::Note,
     probes::tracer::AttachedProbe,
     window::{By, FaultRow, ImpactRow, Losses, Row},
@@ -56,8 +58,8 @@ pub struct Report {
     pub by_node: Vec<Row>,
     /// The faults around clears, if they are traced.
     pub faults: Vec<FaultRow>,
-    /// What the kernel itself counted of anonymous huge-page faults meanwhile, on the whole machine, by
-    /// page size.
+    /// What the kernel itself counted of anonymous huge-page faults between `start_ns` and `end_ns`, on the
+    /// whole machine, by page size.
     pub fault_counts: Vec<FaultCount>,
     /// The tasks that waited for a clear to end, if they are traced.
     pub sched_impact: Vec<ImpactRow>,
@@ -70,7 +72,7 @@ pub struct Report {
 /// The kernel's own count of the anonymous faults of one page size. Source: `/proc/vmstat`
 /// (`thp_fault_alloc`, `thp_fault_fallback`, `thp_fault_fallback_charge`), and for sizes below a PMD's
 /// `hugepages-<n>kB/stats` (`anon_fault_alloc`, `anon_fault_fallback`, `anon_fault_fallback_charge`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FaultCount {
     /// Bytes of the page.
     pub page_size_bytes: u64,
@@ -83,8 +85,36 @@ pub struct FaultCount {
     pub fallback_charge: u64,
 }
 
+impl FaultCount {
+    /// What was added between two states of the kernel's counters, by page size; without the sizes of which
+    /// there was none.
+    #[must_use]
+    pub fn between(
+        before: &BTreeMap<u64, HugeFaults>,
+        now: &BTreeMap<u64, HugeFaults>,
+    ) -> Vec<Self> {
+        let counts = now.iter().map(|(&page_size_bytes, now)| {
+            let before = before.get(&page_size_bytes).copied();
+            let HugeFaults {
+                mapped,
+                fallback,
+                fallback_charge,
+            } = now.since(before.unwrap_or_default());
+            Self {
+                page_size_bytes,
+                mapped,
+                fallback,
+                fallback_charge,
+            }
+        });
+        counts
+            .filter(|count| count.mapped > 0 || count.fallback > 0)
+            .collect()
+    }
+}
+
 /// The facts that a result depends on.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Summary {
     /// Kernel release.
     pub release: String,
@@ -107,7 +137,7 @@ pub struct Summary {
     /// How this kernel clears, if the facts tell.
     pub strategy: Option<String>,
     /// Setting of anonymous THP; `None`: not built in.
-    pub thp_enabled: Option<String>,
+    pub thp_enabled: Option<ThpEnabled>,
     /// Setting of THP defragmentation; `None`: not built in.
     pub thp_defrag: Option<String>,
     /// Whether the page allocator zeroes what it hands out; `None`: not known.
@@ -134,9 +164,7 @@ impl Summary {
             preempt_source: facts.preempt.source.clone(),
             preempt_dynamic: facts.preempt.dynamic,
             strategy: facts.strategies().map(|strategies| strategies.to_string()),
-            thp_enabled: thp
-                .and_then(|thp| thp.enabled)
-                .map(|enabled| enabled.as_str().to_owned()),
+            thp_enabled: thp.and_then(|thp| thp.enabled),
             thp_defrag: thp.and_then(|thp| thp.defrag.clone()),
             init_on_alloc: facts.init_on_alloc.on,
             init_on_free: facts.init_on_free.on,
@@ -156,7 +184,7 @@ pub fn json(report: &Report) -> String {
 
 #[cfg(test)]
 mod tests {
-    use std::{collections::BTreeMap, sync::Arc};
+    use std::sync::Arc;
 
     use hugeclear_ebpf::{
         bucket,

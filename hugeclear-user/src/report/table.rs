@@ -14,6 +14,7 @@ use tabled::{
 
 use super::{FaultCount, Kind, Report, Summary};
 use crate::{
+    facts::ThpEnabled,
     grid::{Column, grid, trimmed},
     probes::tracer::AttachedProbe,
     units::{self, format_ns},
@@ -93,7 +94,7 @@ fn machine_line(facts: &Summary) -> String {
         facts.release,
         facts.machine,
         facts.preempt_model,
-        facts.thp_enabled.as_deref().unwrap_or("not built in"),
+        facts.thp_enabled.map_or("not built in", ThpEnabled::as_str),
         switch(facts.init_on_alloc),
     )
 }

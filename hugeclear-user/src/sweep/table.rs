@@ -7,6 +7,7 @@ use std::{
 
 use super::{Combination, Factor, Report, Row};
 use crate::{
+    facts::ThpEnabled,
     grid::{Column, grid},
     report::{Summary, probes_line},
     settings::Change,
@@ -95,8 +96,7 @@ fn held(report: &Report, varied: &[Factor]) -> String {
             Factor::Thp,
             facts
                 .thp_enabled
-                .as_deref()
-                .unwrap_or("not built in")
+                .map_or("not built in", ThpEnabled::as_str)
                 .to_owned(),
         ),
     ]);
