@@ -14,11 +14,11 @@ use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
 };
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::{
     Expected,
-    trace::{huge_pages_on_request, parse_lines, trace_workload},
+    trace::{huge_pages_on_request, parse_lines, sum, trace_workload},
 };
 
 /// SIGKILL last: the one that the tracer does not see.
@@ -202,30 +202,23 @@ fn windows(expected: &Expected) -> Result<()> {
     };
     let traced = trace_workload(&["-i", "0.2"], &[load, &["--repeat", "3"]].concat())?;
     ensure!(traced.windows.len() > 1, "{} windows", traced.windows.len());
-    let count = |report: &Value| -> u64 {
-        let rows = report["rows"].as_array().map_or(&[][..], Vec::as_slice);
-        rows.iter().filter_map(|row| row["count"].as_u64()).sum()
+    let sum_of = |report: &Value, list: &str, field: &str| {
+        let rows = report[list].as_array().map_or(&[][..], Vec::as_slice);
+        sum(rows, field, &json!({}))
     };
-    let sum: u64 = traced.windows.iter().map(count).sum();
+    let count = |report: &Value| sum_of(report, "rows", "count");
+    let counted: u64 = traced.windows.iter().map(count).sum();
     ensure!(
-        sum == 96 && count(&traced.total) == 96,
-        "{sum} in windows; {}",
+        counted == 96 && count(&traced.total) == 96,
+        "{counted} in windows; {}",
         traced.total
     );
     // Of the kernel's own counts too a window has what was added in it.
-    let of_kernel = |report: &Value| -> u64 {
-        let counts = report["fault_counts"]
-            .as_array()
-            .map_or(&[][..], Vec::as_slice);
-        counts
-            .iter()
-            .filter_map(|count| count["mapped"].as_u64())
-            .sum()
-    };
-    let sum: u64 = traced.windows.iter().map(of_kernel).sum();
+    let of_kernel = |report: &Value| sum_of(report, "fault_counts", "mapped");
+    let counted: u64 = traced.windows.iter().map(of_kernel).sum();
     ensure!(
-        sum == of_kernel(&traced.total) && (sum == 96 || expected.no_thp),
-        "{sum} faults counted in windows; {}",
+        counted == of_kernel(&traced.total) && (counted == 96 || expected.no_thp),
+        "{counted} faults counted in windows; {}",
         traced.total
     );
     for pair in traced.windows.windows(2) {

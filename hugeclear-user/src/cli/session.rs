@@ -34,7 +34,7 @@ pub(super) struct Moment {
 
 impl Moment {
     /// What was recorded since `earlier`.
-    pub(super) fn since(&self, earlier: &Self) -> Recorded {
+    fn since(&self, earlier: &Self) -> Recorded {
         Recorded {
             start_ns: earlier.ns,
             end_ns: self.ns,

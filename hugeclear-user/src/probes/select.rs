@@ -8,7 +8,7 @@ use hugeclear_ebpf::{
     config::{AddressFrom, Pair, Role, SizeFrom},
     key::Site,
 };
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
 use super::catalog::{self, Around, Function};
 use crate::{facts::Facts, notes::Note};
@@ -157,8 +157,7 @@ pub struct HugeZeroPage {
 }
 
 /// Which clears in the allocator a probe set sees.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AllocatorReach {
     /// None.
     Nothing,

@@ -6,7 +6,7 @@ mod trace;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
 pub use event::{EVENT_TITLES, event_json, event_text};
 pub(crate) use table::probes_line;
@@ -72,7 +72,7 @@ pub struct Report {
 /// The kernel's own count of the anonymous faults of one page size. Source: `/proc/vmstat`
 /// (`thp_fault_alloc`, `thp_fault_fallback`, `thp_fault_fallback_charge`), and for sizes below a PMD's
 /// `hugepages-<n>kB/stats` (`anon_fault_alloc`, `anon_fault_fallback`, `anon_fault_fallback_charge`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct FaultCount {
     /// Bytes of the page.
     pub page_size_bytes: u64,
@@ -114,7 +114,7 @@ impl FaultCount {
 }
 
 /// The facts that a result depends on.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Summary {
     /// Kernel release.
     pub release: String,

@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 
 use hugeclear_ebpf::key::Site;
-use serde::{Deserialize, Serialize};
 
 use super::{FaultCount, Kind, Report, Summary};
 use crate::{
@@ -15,7 +14,7 @@ use crate::{
 
 /// What stays the same from the beginning of a trace to its end. With what was recorded, it is all that a
 /// report is made of.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug)]
 pub struct Trace {
     /// The machine.
     pub facts: Summary,
@@ -36,7 +35,7 @@ pub struct Trace {
 }
 
 /// What was recorded between two moments.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug)]
 pub struct Recorded {
     /// The first moment, in ns of CLOCK_MONOTONIC.
     pub start_ns: u64,

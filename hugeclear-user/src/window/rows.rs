@@ -361,7 +361,7 @@ pub struct ImpactRow {
 }
 
 /// What the aggregates alone do not say.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Terms {
     /// Bytes of an order-0 page.
     pub base_page_bytes: u64,
@@ -371,8 +371,7 @@ pub struct Terms {
     pub counts_waiting: bool,
     /// The node of each CPU.
     pub node_of_cpu: BTreeMap<u32, u32>,
-    /// Path of each cgroup (v2) by its id. Grows during a trace, so a recording keeps it apart.
-    #[serde(skip)]
+    /// Path of each cgroup (v2) by its id.
     pub cgroups: BTreeMap<u64, String>,
 }
 
